@@ -83,6 +83,8 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         Panel("Tokens a second", "none", ("rollout/tokens_per_second", "update/tokens_per_second")),
         Panel("Actors at work", "none", ("actors/alive/<role>",)),
         Panel("Restarts", "none", ("actors/restarts/<role>",)),
+        Panel("KV cache in use", "percentunit", ("generator/kv_use",)),
+        Panel("Requests set back for lack of KV cache", "none", ("generator/preempted",)),
         Panel("Verdicts", "none", ("verifier/status/<status>",)),
     ),
 }

@@ -39,6 +39,7 @@ from rlep.actors.work_queue import GenerateCall, WorkQueue
 from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, ModelError, RlepError, WeightSyncError
 from rlep.core.types import Request
+from rlep.engines.sampler.engine import SamplerHealth
 from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
 
 WAITING = 4
@@ -83,6 +84,10 @@ class Fleet:
     weights: WeightUpdate | int | None = None
     """Weights for a generator that starts: the last publication through shared memory, or the model directory's under that
     version. In a group it has none until the next transfer."""
+    kv_use: float | None = None
+    """Largest share of a KV cache in use since ``GeneratorPool.cache_metrics`` was last asked; None without a heartbeat."""
+    preempted: int = 0
+    """Requests set back for lack of KV cache, by all that there are and were."""
 
 
 class GeneratorReplica(Replica):
@@ -104,6 +109,8 @@ class GeneratorReplica(Replica):
         self.error = ""
         """Its last loss, or the last refusal of weights."""
         self._served: tuple[WeightUpdate, float] | None = None
+        self._kv_use: float | None = None
+        self._preempted = 0
         self._rate = Rate()
         self._loading = asyncio.Lock()
         self._numbers = itertools.count()
@@ -136,6 +143,8 @@ class GeneratorReplica(Replica):
             version=self.version,
             in_flight=self._fleet.queue.count_leased(self.holder),
             tokens_per_second=self._rate.per_second(),
+            kv_use=self._kv_use,
+            preempted=self._preempted,
             restarts=self.actor.restarts,
             error=self._waits_for() if state == "placing" else self.error,
         )
@@ -419,10 +428,18 @@ class GeneratorReplica(Replica):
         while True:
             await asyncio.sleep(min(HEARTBEAT_S, self._config.heartbeat_timeout_s))
             try:
-                await call(actor.health.remote(), f"{self.name}.health", self._config.heartbeat_timeout_s)
+                health = await call(actor.health.remote(), f"{self.name}.health", self._config.heartbeat_timeout_s)
             except (RlepError, RayError) as error:
                 self.lose(actor, error)
                 return
+            self._note(health)
+
+    def _note(self, health: SamplerHealth) -> None:
+        fleet = self._fleet
+        self._kv_use = health.kv_use
+        self._preempted += health.preempted
+        fleet.kv_use = max(fleet.kv_use or 0.0, health.kv_use)
+        fleet.preempted += health.preempted
 
     def _span(self, what: str, count: int = 0) -> AbstractContextManager[None]:
         return self._fleet.cluster.timeline.span(self.name, what, count)

@@ -35,6 +35,7 @@ from rlep.core.errors import (
 )
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.weights.weight_update import WeightUpdate
+from rlep.metrics.catalogue import MetricValue
 
 
 class GeneratorPool:
@@ -101,6 +102,13 @@ class GeneratorPool:
         """Return a row for every generator, and how many requests wait for one."""
         rows = tuple(replica.status() for replica in self.replicas)
         return RoleStatus("generator", rows, self._queue.waiting, self.reissued)
+
+    def cache_metrics(self) -> dict[str, MetricValue]:
+        """Return what the heartbeats told of the KV caches: the largest use since this was last asked, and requests set back."""
+        fleet = self._fleet
+        use, fleet.kv_use = fleet.kv_use, None
+        values: dict[str, MetricValue] = {"generator/preempted": fleet.preempted}
+        return values if use is None else values | {"generator/kv_use": use}
 
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float

@@ -17,7 +17,7 @@ import ray
 from rlep.actors.node_address import node_address, use_node_interface
 from rlep.actors.once import Once
 from rlep.config.schema import Config
-from rlep.core.builds import check_builds
+from rlep.core.builds import check_builds, check_cxx
 from rlep.core.errors import WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
@@ -122,7 +122,10 @@ class Rank:
     def start(self, model: Path, config: Config, world_size: int, meeting_point: str, writers: Sequence[int]) -> None:
         """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
         check_builds(None, config.learner.gpus)
+        check_cxx(compiled=config.learner.compile, gpus=config.learner.gpus)
         os.environ["OMP_NUM_THREADS"] = str(config.learner_threads)
+        # ``learner.compile``: torch would start up to 32 processes that compile, for every rank.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(config.learner_threads))
         os.environ.update(allocator_settings(config.learner))
         use_node_interface()
         from rlep.engines.learner.rank import LearnerRank

@@ -32,6 +32,10 @@ class ActorStatus:
     """Requests (generator) or calls (verifier) it holds."""
     tokens_per_second: float | None = None
     """Response tokens it delivered over the last half minute."""
+    kv_use: float | None = None
+    """Largest share of a generator's KV cache in use over its last heartbeat, about 10 s; None before the first."""
+    preempted: int | None = None
+    """Requests that it set back for lack of KV cache so far, and computed again; None for other roles."""
     restarts: int = 0
     error: str = ""
     """Its last error, or what it lacks while it is ``placing``."""

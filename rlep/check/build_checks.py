@@ -9,7 +9,7 @@ from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.inputs import Look, Subject
 from rlep.config.schema import Config
-from rlep.core.builds import check_builds, installed, missing_compiler, torch_cuda
+from rlep.core.builds import check_builds, check_cxx, installed, missing_compiler, torch_cuda
 from rlep.core.errors import ConfigError
 
 DRIVERS = {12: 525, 13: 580}
@@ -41,7 +41,13 @@ def driver(subject: Subject) -> Iterator[Finding]:
 
 
 def compiler(subject: Subject) -> Iterator[Finding]:
-    """Check that Triton can compile the launchers of its kernels, which vLLM and torch.compile run on GPUs."""
+    """Check that Triton can compile the launchers of its kernels, which vLLM and torch.compile run on GPUs.
+
+    On CPUs ``learner.compile`` alone needs a compiler, of C++.
+    """
+    learner = _here(subject).learner
+    if subject.learns:
+        check_cxx(compiled=learner.compile, gpus=learner.gpus)
     if not _on_gpus(subject):
         return
     if missing := missing_compiler():

@@ -71,7 +71,7 @@ def slow_type(subject: Subject) -> Iterator[Finding]:
     """Say where a learner on GPUs computes in float32."""
     if subject.learns and subject.config.learner.gpus and subject.config.learner.dtype == "float32":
         slow = "float32 on GPUs: attention sequence by sequence, without flash kernels and tensor cores"
-        yield Finding("learner.dtype", "ok", slow, "learner.dtype = bfloat16; weights and moments stay float32")
+        yield Finding("learner.dtype", "wrong", slow, "learner.dtype = bfloat16; weights and moments stay float32")
 
 
 def gpu_models(subject: Subject) -> Iterator[Finding]:

@@ -52,6 +52,7 @@ def known_vocabulary(config: Config, pool: PoolStats) -> int | None:
 def _state(config: Config, pool: PoolClient, stats: PoolStats) -> Iterator[Finding]:
     limit = f" of {stats.redis_limit / 1e6:.1f} MB" if stats.redis_limit else ", no limit set"
     start = time.perf_counter()
+    # A call that reaches Redis: what a training step's draw begins with.
     digest = pool.digest()
     took = 1000 * (time.perf_counter() - start)
     yield Finding("pool server", "ok", f"answers in {took:.2f} ms, {stats.redis_bytes / 1e6:.1f} MB used{limit}")

@@ -48,6 +48,8 @@ def actor_rows(status: RunStatus) -> list[dict[str, str]]:
             "version": "" if actor.version is None else str(actor.version),
             "in flight": str(actor.in_flight),
             "tokens/s": "" if actor.tokens_per_second is None else f"{actor.tokens_per_second:,.0f}",
+            "KV cache": "" if actor.kv_use is None else f"{100 * actor.kv_use:.0f} %",
+            "preempted": "" if actor.preempted is None else str(actor.preempted),
             "restarts": str(actor.restarts),
         }
         for role in status.roles

@@ -175,7 +175,7 @@ class LearnerConfig(ActorConfig):
     )
     """Keep parameters and optimizer state in host memory."""
     compile: bool = False
-    """``torch.compile`` each layer; the first updates take minutes."""
+    """``torch.compile`` each layer; the first updates take minutes. On CPUs it needs a C++ compiler (``g++``, or ``CXX``)."""
     lora_rank: Count = 0
     """Train low-rank adapters (LoRA) of this rank on frozen weights, which need no gradients or Adam moments; 0 trains all
     weights. ``update.lr`` is then better ten times as high."""

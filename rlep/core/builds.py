@@ -7,6 +7,7 @@ and after it installs a lock, so nothing but the standard library is imported he
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,19 @@ def check_builds(generator_gpus: float | None, learner_gpus: float | None) -> No
     """Raise ``ConfigError`` where the builds here cannot serve these roles; see ``wrong_build``."""
     if wrong := wrong_build(generator_gpus, learner_gpus):
         raise ConfigError(wrong)
+
+
+def check_cxx(*, compiled: bool, gpus: float) -> None:
+    """Raise ``ConfigError`` where ``learner.compile`` has no C++ compiler on CPUs: the first update would fail by it.
+
+    On GPUs torch compiles with Triton; see ``missing_compiler``.
+    """
+    named = os.environ.get("CXX", "g++")
+    if compiled and not gpus and shutil.which(named) is None:
+        raise ConfigError(
+            f"learner.compile = true needs a C++ compiler on CPUs, and {named} is not on PATH of {platform.node()}: install it "
+            "(apt install g++), name another in CXX, or set learner.compile = false"
+        )
 
 
 def missing_compiler() -> str:

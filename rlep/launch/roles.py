@@ -88,7 +88,7 @@ class RunActors:
             self._stack.callback(shared.close)  # when all actors in it have ended
         model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
         role = GeneratorPool(self.cluster, config, model, lease_s=lease_s, shared=shared)
-        self._sharing.join("generators", role)
+        self._sharing.join("generators", sleep=role.sleep, wake=role.wake)
         self._begin(role.close, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
@@ -103,7 +103,7 @@ class RunActors:
     def learners(self) -> Learners:
         """Start all learner ranks."""
         role = Learners(self.cluster, self.config, self.config.model.path.absolute(), shared=self._shared)
-        self._sharing.join("learner", role)
+        self._sharing.join("learner", sleep=role.sleep, wake=role.wake)
         self._begin(role.close, role.start())
         self._watched.append(role.status)
         return role

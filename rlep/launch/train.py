@@ -79,7 +79,7 @@ async def _train(
         failures = actors.failures(inputs, read_only=True) if replay.failed else None
         watch = Watch(config.run.steps, progress.phases, actors.cluster.timeline, shown=progress.step)
         watch.constant = {"weights/logprob_tolerance": LOGPROB_TOLERANCE[config.generator.compute_dtype]}
-        watch.roles = actors.control(watch.progress).roles
+        watch.roles, watch.measure = actors.control(watch.progress).roles, generators.cache_metrics
         await wait_for_roles(actors, progress)
         digest = "" if pool is None else await _open_pool(config, pool, prompts, store, progress)
         if failures is not None:

@@ -35,6 +35,8 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     begun: float | None = None
     """Time at which this process began its first step."""
+    measure: Callable[[], Mapping[str, MetricValue]] = dict
+    """Called after each complete step for metrics of the actors."""
     constant: Mapping[str, MetricValue] = field(default_factory=dict)
     """Metrics that are the same in every step."""
     step_begun: float = 0.0
@@ -62,7 +64,7 @@ class Watch:
         self.replay = {name: value for name, value in metrics.items() if name.startswith(kinds)}
         self.complete += 1
         self.shown(self.report(step, metrics))
-        return dict(self.constant) | self.actors(self.roles())
+        return dict(self.constant) | dict(self.measure()) | self.actors(self.roles())
 
     def report(self, step: Step, metrics: Mapping[str, MetricValue]) -> StepReport:
         """Return the report of a step that has just ended, for the user."""

@@ -150,6 +150,16 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("actors/alive/<role>", "actors", "Actors of this role at work; each learner rank is one"),
     Metric("actors/restarts/<role>", "restarts", "Restarts in this role since the run was started or continued"),
+    Metric(
+        "generator/kv_use",
+        "share",
+        "Largest share of a generator's KV cache in use by the heartbeats of the step; absent in a step without one (10 s)",
+    ),
+    Metric(
+        "generator/preempted",
+        "requests",
+        "Requests that generators set back for lack of KV cache, and computed again, since the run was started or continued",
+    ),
     Metric("time/generate", "s", "From the first request (if stale, before the step) to the last fresh completion"),
     Metric("time/verify", "s", "Waiting for verdicts after the last completion"),
     Metric("time/replay", "s", "Waiting for replays after the last verdict"),

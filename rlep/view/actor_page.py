@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlep.metrics.spans import spans_of
-from rlep.view.charts import STEP, Axis, Curve, line_chart
+from rlep.view.charts import STEP, Axis, ChartLook, Curve, line_chart
 from rlep.view.last_steps import LastSteps, end_of
 from rlep.view.record import PHASES
-from rlep.view.run_charts import seconds_chart
+from rlep.view.run_charts import metric_chart, seconds_chart
 from rlep.view.run_files import (
     LONGEST_LINE,
     MOST_BYTES,
@@ -69,6 +69,7 @@ def actors(place: RunPlace, seen: str) -> str:
     restarts = [Curve(role, table.points(f"actors/restarts/{role}")) for role in roles]
     drawn = [
         seconds_chart("Seconds of a step by stage", table),
+        *(metric_chart(name, table, [name], ChartLook()) for name in ("generator/kv_use", "generator/preempted")),
         line_chart("Restarts so far", restarts, STEP, Axis("restarts", "restarts")),
     ]
     return rendered(

@@ -45,6 +45,8 @@ LABELS: Mapping[str, str] = {
     "advantage/mass/replay": "Advantage mass, replays",
     "pool/hit": "Questions that got a replay",
     "verifier/seconds": "Seconds a verdict",
+    "generator/kv_use": "KV cache in use",
+    "generator/preempted": "Requests preempted",
     "time/step": "Time of a step",
     "update/tokens_per_second": "Trained tokens per second",
 }

@@ -47,7 +47,15 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     ),
     "rlep/engines/sampler/vllm_private.py": (
         *symbols("vllm.v1.engine.exceptions", "EngineDeadError", "EngineGenerateError"),
-        *symbols("vllm.v1.engine.async_llm", "AsyncLLM.engine_core"),
+        *symbols("vllm.v1.engine.async_llm", "AsyncLLM.engine_core", "AsyncLLM.logger_manager"),
+        *symbols("vllm.v1.metrics.loggers", "StatLoggerManager.stat_loggers"),
+        *symbols("vllm.v1.metrics.loggers", "AggregateStatLoggerBase.record_admission_rejection"),
+        Symbol(
+            "vllm.v1.metrics.loggers",
+            "StatLoggerBase.record",
+            ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+        ),
+        *symbols("vllm.v1.metrics.stats", "SchedulerStats.kv_cache_usage", "IterationStats.num_preempted_reqs"),
         *symbols("vllm.v1.engine.core_client", "MPClient.resources", "BackgroundResources.ctx"),
         *symbols("vllm.v1.worker.gpu_worker", "Worker._weight_update_active", "Worker.weight_transfer_engine"),
         Symbol("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),

@@ -30,6 +30,7 @@ TIMED = (
     *(
         "time/",
         "actors/",
+        "generator/",
         "rollout/tokens_per_second",
         "rollout/retried",
         "rollout/dropped",

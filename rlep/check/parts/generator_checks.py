@@ -21,7 +21,6 @@ from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.engines.sampler.engine import Sampler, prepare_environment
-from rlep.engines.sampler.requests import preemptions
 from rlep.engines.sampler.setup import NO_CHANGES
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 
@@ -70,13 +69,12 @@ async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
         "block_size": BLOCK,
         "num_gpu_blocks_override": blocks,
         "enable_prefix_caching": CRAMPED_CONTEXT > BLOCK,
-        "disable_log_stats": False,
     }
     async with started(rig, kind, cramped) as sampler:
         sampler.serve_base(0)
         asked = requests_of(rig, CRAMPED_PROMPT)
         answers = [c async for some in sampler.generate(asked, Sampling(1.0, 1.0, 0, MAX_TOKENS)) for c in some]
-        count = preemptions()
+        count = (await sampler.health()).preempted
     if not count:
         raise CheckFailed(f"vLLM preempted no request with a KV cache of {blocks} blocks, so nothing was seen")
     times = Counter(answer.request_id for answer in answers)

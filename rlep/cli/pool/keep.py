@@ -73,7 +73,7 @@ def verify(
             pool,
             references,
             tokenizer,
-            verifier,
+            verifier.grade_pairs,
             quarantine=not dry_run,
             report=report,
             openings=openings,

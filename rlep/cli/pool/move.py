@@ -162,7 +162,7 @@ def _import_texts(config: Config, source: Path) -> Imported:
         )
         limit = config.rollout.max_tokens
         report = import_texts(
-            pool, questions, tokenizer, verifier, max_tokens=limit, source=source.name, advance=advance
+            pool, questions, tokenizer, verifier.grade_pairs, max_tokens=limit, source=source.name, advance=advance
         )
     if not report.inserted + report.duplicates + report.refused.total():
         raise DataError(f"{source}: no row has candidates, answers as texts in reward_model.candidates or candidates")

@@ -12,26 +12,15 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar, cast
+from typing import Generic, Literal, TypeVar, cast
 
 from rlep.core.errors import DeadlineExceeded
 from rlep.core.types import Completion, Float32Array, Reissued, Request, Sampling, SequenceBatch, UpdateOutcome
 from rlep.driver.ports import Generators, Learner
 
 SideName = Literal["generators", "learner"]
+Handing = Callable[[], Awaitable[None]]
 _OTHER: dict[SideName, SideName] = {"generators": "learner", "learner": "generators"}
-
-
-class Side(Protocol):
-    """One of the two sides; both calls are idempotent."""
-
-    async def sleep(self) -> None:
-        """Release the devices' memory."""
-        ...
-
-    async def wake(self) -> None:
-        """Take it again and be ready for work."""
-        ...
 
 
 class TimeSharing:
@@ -40,15 +29,18 @@ class TimeSharing:
     def __init__(self, deadline_s: float) -> None:
         """``deadline_s``: longest wait for the devices; it must exceed the longest work of the other side."""
         self._deadline_s = deadline_s
-        self._sides: dict[SideName, Side] = {}
+        self._sides: dict[SideName, tuple[Handing, Handing]] = {}
         self._holder: SideName = "learner"
         self._working = 0
         self._idle = asyncio.Event()
         self._passing = asyncio.Lock()
 
-    def join(self, name: SideName, side: Side) -> None:
-        """Register a side; both must have joined before the devices are passed on."""
-        self._sides[name] = side
+    def join(self, name: SideName, *, sleep: Handing, wake: Handing) -> None:
+        """Register a side; both must have joined before the devices are passed on.
+
+        ``sleep`` releases the devices' memory, ``wake`` takes it again and is ready for work; both may be repeated.
+        """
+        self._sides[name] = sleep, wake
 
     @asynccontextmanager
     async def of(self, name: SideName, *, wake: bool = True) -> AsyncGenerator[None]:
@@ -78,10 +70,11 @@ class TimeSharing:
             async with self._passing:
                 if self._holder == name or not self._working:
                     if self._holder != name:
-                        await self._sides[self._holder].sleep()
+                        sleep, _ = self._sides[self._holder]
+                        await sleep()
                         self._holder = name
                     if wake:
-                        await self._sides[name].wake()
+                        await self._sides[name][1]()
                     self._working += 1
                     self._idle.clear()
                     return

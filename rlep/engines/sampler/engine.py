@@ -19,6 +19,7 @@ import numpy as np
 from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, DeadlineExceeded, ModelError, WeightSyncError
 from rlep.core.types import Completion, Float32Array, Int32Array, Request, Sampling
+from rlep.engines.sampler.cache_use import CacheUse
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, or_death, sample, score
 from rlep.engines.sampler.runtime import remove_runtime
@@ -50,6 +51,10 @@ class SamplerHealth:
     """The version it serves, None while it serves none."""
     in_flight: int
     """Responses being generated."""
+    kv_use: float = 0.0
+    """Largest share of its KV cache in use since it was last asked."""
+    preempted: int = 0
+    """Requests that it set back for lack of KV cache, and computes again, since then."""
 
 
 class Sampler:
@@ -77,6 +82,7 @@ class Sampler:
         self._loading = asyncio.Lock()
         self._among_peers = asyncio.Event()
         self._sleep = SleepState()
+        self._cache = CacheUse()
         self._in_flight = WeightChange() if config.on_update != "wait" else None
 
     async def start(self, deadline_s: float) -> None:
@@ -93,7 +99,9 @@ class Sampler:
         try:
             # Both block. Imported apart: errors that vLLM keeps from its import keep their frames, not the engine in them.
             await asyncio.to_thread(importlib.import_module, "vllm.engine.async_llm_engine")
-            self._engine = await asyncio.to_thread(start_engine, self._model, self._config, self._changes)
+            self._engine = await asyncio.to_thread(
+                start_engine, self._model, self._config, self._changes, self._cache.note
+            )
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:
@@ -262,7 +270,7 @@ class Sampler:
         with engine_errors():
             await engine.check_health()
             await or_death(engine, first_of(engine.is_paused(), self._among_peers.wait()))
-        return SamplerHealth(self.policy_version, len(self._samples))
+        return SamplerHealth(self.policy_version, len(self._samples), *self._cache.take())
 
     async def close(self) -> None:
         """Stop the engine's processes and remove its files; running calls end with ``ActorLost``. Can be repeated."""

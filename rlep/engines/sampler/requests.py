@@ -81,17 +81,6 @@ def finish_reason(request: Request, output: CompletionOutput) -> FinishReason:
     raise ActorLost(f"the engine gave up request {request.id}: {output.finish_reason}")
 
 
-def preemptions() -> int:
-    """Count the running requests whose KV cache this process's engine gave to another; it begins them again.
-
-    Needs an engine with ``disable_log_stats = False``.
-    """
-    from prometheus_client import REGISTRY
-
-    samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
-    return sum(int(sample.value) for sample in samples if sample.name == "vllm:num_preemptions_total")
-
-
 @contextmanager
 def engine_errors() -> Iterator[None]:
     """Turn vLLM's errors of a dead engine into ``ActorLost``: such an engine never recovers."""

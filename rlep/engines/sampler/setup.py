@@ -18,7 +18,7 @@ hold): one seed per request 1.27 × none; prefix cache on 1.15 × off; blocks of
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from rlep.core.errors import ConfigError
 from rlep.core.paths import SOCKET_PATH_BYTES
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
-from rlep.engines.sampler.vllm_private import SOCKET_NAME_BYTES, in_every_process
+from rlep.engines.sampler.vllm_private import SOCKET_NAME_BYTES, in_every_process, log_cache
 from rlep.engines.weights.weight_update import Transfer
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def engine_arguments(model: Path, config: Config, changes: Mapping[str, Any] = N
         # vLLM's CPU worker sleeps without freeing anything.
         enable_sleep_mode=config.cluster.placement == "colocated" and not cpu,
         seed=config.run.seed,
-        disable_log_stats=True,
+        disable_log_stats=False,  # ``log_cache`` reads them
         logprobs_mode="raw_logprobs",
         worker_extension_cls=WORKER_EXTENSION,
         weight_transfer_config=WeightTransferConfig(backend=_BACKENDS[role.transfer]),
@@ -134,11 +134,14 @@ def engine_arguments(model: Path, config: Config, changes: Mapping[str, Any] = N
     return AsyncEngineArgs(**(arguments | dict(changes)))
 
 
-def start_engine(model: Path, config: Config, changes: Mapping[str, Any] = NO_CHANGES) -> AsyncLLMEngine:
-    """Start vLLM's processes; blocks until the model is loaded."""
+def start_engine(
+    model: Path, config: Config, changes: Mapping[str, Any], note_cache: Callable[[float, int], None]
+) -> AsyncLLMEngine:
+    """Start vLLM's processes; blocks until the model is loaded. ``note_cache`` is told of each step's use of the KV cache."""
     from vllm import AsyncLLMEngine
 
     engine = AsyncLLMEngine.from_engine_args(engine_arguments(model, config, changes))
+    log_cache(engine, note_cache)
     if config.generator.tensor_parallel > 1:
         list_shared_memory(Path(os.environ[RUNTIME_DIRECTORY_KEY]))
     return engine

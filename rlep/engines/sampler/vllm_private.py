@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from vllm import AsyncLLMEngine
+    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 SHARED_MEMORY_NAMES = ("psm_*", "vllm_dist_*")
 """Patterns of the files in ``/dev/shm`` by which tensor-parallel workers talk; the first is Python's own."""
@@ -27,6 +29,38 @@ def engine_death() -> tuple[type[Exception], ...]:
 def destroy_socket_context(engine: AsyncLLMEngine) -> None:
     """After ``shutdown``, which closes the sockets: end their context and its threads. Blocks."""
     engine.engine_core.resources.ctx.destroy(0)
+
+
+class CacheLogger:
+    """One of vLLM's loggers: it tells the KV cache's share in use, and how many requests were set back, after each step."""
+
+    def __init__(self, note: Callable[[float, int], None]) -> None:
+        self._note = note
+
+    def record(
+        self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None, **_: object
+    ) -> None:
+        """Take in one step."""
+        share = 0.0 if scheduler_stats is None else scheduler_stats.kv_cache_usage
+        self._note(share, 0 if iteration_stats is None else iteration_stats.num_preempted_reqs)
+
+    def log(self) -> None:
+        """Print nothing."""
+
+    def record_sleep_state(self, *_: int) -> None:
+        """Note nothing."""
+
+    def record_admission_rejection(self, _: str) -> None:
+        """Note nothing: no limit is set that vLLM would refuse a request by."""
+
+
+def log_cache(engine: AsyncLLMEngine, note: Callable[[float, int], None]) -> None:
+    """Have ``note`` told of the cache after each step of an engine with statistics.
+
+    It takes the place of vLLM's own loggers: they sort every token's latency into histograms that nobody reads.
+    """
+    assert engine.logger_manager is not None
+    engine.logger_manager.stat_loggers[:] = [CacheLogger(note)]
 
 
 def in_every_process(value: object) -> dict[str, Any]:

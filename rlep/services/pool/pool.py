@@ -10,7 +10,7 @@ from typing import Self
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
 from rlep.core.types import AddReport, Trajectory, beyond_vocabulary
 from rlep.services.pool.storage.checks import check_server, memory_of
-from rlep.services.pool.storage.codec import decode, encode, name_of, raw_id
+from rlep.services.pool.storage.codec import encode, name_of, raw_id
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
 from rlep.services.pool.storage.draw import Drawn, Index
 from rlep.services.pool.storage.reading import RecordsRemoved, read
@@ -37,6 +37,7 @@ class Pool:
         self.name = store.name
         self.tokenizer_digest = meta.tokenizer_digest
         self.cap = meta.cap
+        # The smaller of the two: an id that either has no row for would be an index beyond the embedding.
         self.vocabulary = min(filter(None, (meta.vocabulary, options.vocabulary)), default=None)
         """Token ids are below this; None where neither the pool nor its opener knows it."""
         self.holds = held_verdict(store.name)
@@ -118,6 +119,7 @@ class Pool:
         inserted = duplicates = evicted = 0
         refused: list[tuple[str, str]] = []
         reasons = {"q": "quarantined: it did not pass a later verification", "c": f"its prompt has {self.cap} already"}
+        # A script holds up every other client of Redis: a large batch goes in parts, each of which is atomic.
         for start in range(0, len(entries), _RECORDS_A_CALL):
             batch = entries[start : start + _RECORDS_A_CALL]
             letters, removed = self.store.insert(
@@ -149,6 +151,7 @@ class Pool:
                 parts = [part.part() for part in self.read(drawn)]
                 sample = columns(prompt_ids, drawn.counts, parts, (drawn.available, drawn.minimum))
                 return sample.checked(self.vocabulary)
+            # Removed between draw and read. A draw of what is there now is as uniform, and as repeatable.
             except RecordsRemoved:
                 continue
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
@@ -174,19 +177,10 @@ class Pool:
         try:
             yield from read(self.store, drawn)
         except RecordsRemoved as error:
+            # Nothing removes from a sealed pool: to draw other records would hide a loss, and change the run.
             if self._sealed:
                 raise PoolError(f"pool {self.name} is sealed, but {error} of its records are gone") from None
             raise
-
-    def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
-        """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""
-        blob = self.record(content_id, prompt_id)
-        if blob is None:
-            return None
-        trajectory = decode(blob, prompt_id)
-        if trajectory.content_id != content_id:
-            raise RecordRefused(f"trajectory {content_id}: the stored tokens have id {trajectory.content_id}")
-        return trajectory
 
     def record(self, content_id: str, prompt_id: str) -> bytes | None:
         """One record as it is stored, or None."""
@@ -214,6 +208,7 @@ class Pool:
         """Close the pool for good: nothing is added or removed any more. Returns its digest. May be repeated."""
         if self._options.read_only:
             raise PoolError(f"pool {self.name} was opened read-only: it cannot be sealed here")
+        # The mark before the digest: nobody adds in between, and after a crash in between it is sealed again.
         self.store.seal()
         self._index.freeze()
         digest = self._index.digest()
@@ -241,27 +236,13 @@ class Pool:
         self._index.refresh()
         return [content_id.hex() for content_id in self._index.content_ids(prompt_id)]
 
-    def names(self) -> list[str]:
-        """Names of all pools in this Redis."""
-        return self.store.names()
-
-    def ping(self) -> float:
-        """Seconds that one empty round trip took."""
-        start = time.perf_counter()
-        self._link.call(f"pool {self.name}: ping", self._link.client.ping)
-        return time.perf_counter() - start
-
-    def memory(self) -> tuple[int, int]:
-        """Bytes that Redis uses, for all pools in it, and its ``maxmemory``, 0 where it has none."""
-        return memory_of(self._link)
-
     def stats(self) -> PoolStats:
         """Coverage, size, and where the trajectories come from."""
         by_policy: dict[str, int] = {}
         by_verifier: dict[str, int] = {}
         labels = self.store.labels()
         self._index.refresh()
-        used, limit = self.memory()
+        used, limit = memory_of(self._link)
         for text, label in labels.items():
             policy, verifier = text.split("\n")
             by_policy[policy] = by_policy.get(policy, 0) + label.records
@@ -320,6 +301,7 @@ def entry_of(trajectory: Trajectory, record: bytes) -> NewRecord:
     """Return what the store takes of a trajectory and its record."""
     provenance, verdict = trajectory.provenance, trajectory.verdict
     policy = f"{provenance.policy_digest}@{provenance.policy_version}"
+    # A line break parts the two when they are counted: see ``stats``.
     label = "\n".join(part.replace("\n", " ") for part in (policy, f"{verdict.verifier}@{verdict.version}"))
     return NewRecord(trajectory.prompt_id, bytes.fromhex(trajectory.content_id), label, record)
 
@@ -332,6 +314,7 @@ def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:
         raise ConfigError(f"minimum = {minimum}, cap = {cap}: wanted 1 <= minimum <= cap")
     if cap is not None and cap < 1:
         raise ConfigError(f"cap = {cap}: wanted at least 1")
+    # Redis' scripts compare it as a double, which is exact up to 2^53.
     if options.writer_epoch is not None and not 0 <= options.writer_epoch < 1 << 53:
         raise ConfigError(f"writer_epoch = {options.writer_epoch} is not within 0 to 2^53")
 

@@ -1,11 +1,12 @@
 """Compiled layers: gradients of the padded reference, and a few graphs for rows of any length.
 
-The compiler's own front end runs, its back end that writes kernels does not: that needs a C++ or CUDA compiler. Flash attention,
+The compiler's own front end runs, its back end that writes kernels only in the slow test: it takes a minute. Flash attention,
 which a CPU has not, is replaced under torch's operator of that name, so that what is handed to it is checked too.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -58,6 +59,26 @@ def test_compiled_layers_have_the_gradients_of_the_padded_reference(
     if flash:  # the other attention is not compiled, and a checkpointed layer around it is not either
         assert counters["stats"]["unique_graphs"] > 0
         assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_the_compiler_s_kernels_have_the_gradients_of_the_padded_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
+    torch._dynamo.reset()
+    model = write_tiny_model(tmp_path / "model", "qwen2-tied")
+    with single_ranks(tmp_path, tmp_path) as begin:
+        for seed in (0, 1):
+            batch = ragged_batch(seed=seed)
+            learner = begin(model, learner={"compile": True}, micro_batch_tokens=64)
+            report = learner.update(batch, rollout=0)
+            loss, gradients = padded_gradients(model, batch)
+            assert report.loss == pytest.approx(loss, rel=1e-6)
+            assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
+    torch._dynamo.reset()
+    assert list((tmp_path / "kernels").rglob("*.so"))
 
 
 def test_rows_of_new_lengths_need_no_new_graph(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,11 +155,18 @@ async def test_requests_that_lose_their_cache_to_others_get_the_responses_that_t
     """One block each at first, and waiting requests take every free one: whoever needs its second displaces another."""
     prompt, long = sequence(20, 0, 4)[0], Sampling(max_tokens=60)
     wanted = [Request(f"k{i}", "p", prompt, i, 500 + i) for i in range(64)]
+    await rig.sampler.health()  # takes what was told of the tests before
     found = await collect(rig.sampler, wanted, long)
+    full = await rig.sampler.health()
+    assert full.preempted > 0
+    assert full.kv_use > 0.9
     assert sum(len(one.tokens) + len(prompt) > BLOCK for one in found.values()) > 32
     for few in (wanted[0:12], wanted[26:38], wanted[52:64]):  # 12 of at most 3 blocks fit
         for request_id, alone in (await collect(rig.sampler, few, long)).items():
             assert alone.tokens.tolist() == found[request_id].tokens.tolist()
+    roomy = await rig.sampler.health()
+    assert roomy.preempted == 0
+    assert 0.1 < roomy.kv_use <= 12 * 3 / (BLOCKS - 1)
     assert worst_difference(rig.model, wanted, found) <= 1e-4
 
 

@@ -8,7 +8,7 @@ from rlep.core.types import Int32Array, content_id_of
 
 
 class Letters:
-    """The port of ``interchange_texts.Texts``."""
+    """What ``Texts`` asks of a tokenizer."""
 
     digest = "letters"
     unknown_id = ord("?")

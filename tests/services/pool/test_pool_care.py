@@ -49,12 +49,12 @@ def test_verify_quarantines_what_no_longer_passes_and_reports_every_difference(
     )
     pool.add([good, bad, reread, unknown])
     references = {"q0": "42", "q1": "0.5"}  # the reference of q2 was changed: a question of another id now
-    looked = reverify(pool, references, LETTERS, grader, quarantine=False, report=lambda _: None)
+    looked = reverify(pool, references, LETTERS, grader.grade_pairs, quarantine=False, report=lambda _: None)
     assert (looked.failed, looked.quarantined, pool.stats().trajectories) == (1, 0, 4)
     differences: list[Difference] = []
     done: list[int] = []
     result = reverify(
-        pool, references, LETTERS, grader, quarantine=True, report=differences.append, advance=done.append
+        pool, references, LETTERS, grader.grade_pairs, quarantine=True, report=differences.append, advance=done.append
     )
     assert (result.graded, dict(result.statuses), result.reread) == (3, {"correct": 2, "wrong": 1}, 1)
     assert (result.quarantined, result.unknown, result.unknown_questions) == (1, 1, 1)
@@ -69,7 +69,7 @@ def test_verify_quarantines_what_no_longer_passes_and_reports_every_difference(
     assert pool.content_ids("q0") == [good.content_id]
     assert pool.content_ids("q2") == [unknown.content_id]
     assert pool.add([bad]).refused[0][1].startswith("quarantined")
-    again = reverify(pool, references, LETTERS, grader, quarantine=True, report=lambda _: None)
+    again = reverify(pool, references, LETTERS, grader.grade_pairs, quarantine=True, report=lambda _: None)
     assert (again.graded, again.failed, again.quarantined) == (2, 0, 0)
 
 
@@ -93,7 +93,9 @@ def test_only_verdicts_on_the_answer_itself_quarantine_it(
     pool = open_client(tokenizer=LETTERS.digest)
     pool.add([answer(trajectory, "q0", "x")])
     differences: list[Difference] = []
-    result = reverify(pool, {"q0": "42"}, LETTERS, Fixed(status), quarantine=True, report=differences.append)
+    result = reverify(
+        pool, {"q0": "42"}, LETTERS, Fixed(status).grade_pairs, quarantine=True, report=differences.append
+    )
     assert (result.quarantined, result.failed, len(differences)) == (quarantined, quarantined, 1)
     assert pool.stats().trajectories == 1 - quarantined
 
@@ -106,7 +108,7 @@ def test_another_score_of_a_correct_answer_is_reported_and_not_quarantined(
     pool.add([answer(trajectory, "q0", "x")])  # without a score: as good as 1
     differences: list[Difference] = []
     found = Fixed("correct", "42", score)
-    result = reverify(pool, {"q0": "42"}, LETTERS, found, quarantine=True, report=differences.append)
+    result = reverify(pool, {"q0": "42"}, LETTERS, found.grade_pairs, quarantine=True, report=differences.append)
     assert (result.reread, result.failed, result.quarantined, len(differences)) == (reread, 0, 0, reread)
 
 
@@ -119,7 +121,7 @@ def test_in_a_pool_of_wrong_answers_those_that_are_right_go(
         for one in (answer(trajectory, "q0", r"\boxed{41}"), answer(trajectory, "q0", r"\boxed{42}"))
     )
     assert pool.add([wrong, right]).inserted == 2
-    result = reverify(pool, {"q0": "42"}, LETTERS, grader, quarantine=True, report=lambda _: None)
+    result = reverify(pool, {"q0": "42"}, LETTERS, grader.grade_pairs, quarantine=True, report=lambda _: None)
     assert (dict(result.statuses), result.failed, result.quarantined) == ({"wrong": 1, "correct": 1}, 1, 1)
     assert pool.content_ids("q0") == [wrong.content_id]
 
@@ -131,8 +133,10 @@ def test_a_sealed_pool_can_be_looked_at_but_not_quarantined(
     pool.add([answer(trajectory, "q0", r"\boxed{1}")])
     pool.seal()
     with pytest.raises(PoolError, match=r"is sealed: nothing can be set aside in it; only look \(--dry-run\)"):
-        reverify(pool, {"q0": "42"}, LETTERS, grader, quarantine=True, report=lambda _: None)
-    assert reverify(pool, {"q0": "42"}, LETTERS, grader, quarantine=False, report=lambda _: None).failed == 1
+        reverify(pool, {"q0": "42"}, LETTERS, grader.grade_pairs, quarantine=True, report=lambda _: None)
+    assert (
+        reverify(pool, {"q0": "42"}, LETTERS, grader.grade_pairs, quarantine=False, report=lambda _: None).failed == 1
+    )
 
 
 def test_a_box_in_thinking_that_the_prompt_opened_is_set_aside(
@@ -144,7 +148,7 @@ def test_a_box_in_thinking_that_the_prompt_opened_is_set_aside(
         pool,
         {"q0": "42"},
         LETTERS,
-        grader,
+        grader.grade_pairs,
         quarantine=True,
         report=lambda _: None,
         openings={"q0": "<think>"},
@@ -155,7 +159,7 @@ def test_a_box_in_thinking_that_the_prompt_opened_is_set_aside(
 def test_texts_of_another_tokenizer_are_not_graded(open_client: OpenClient, grader: BaseVerifier) -> None:
     pool = open_client(tokenizer="another")
     with pytest.raises(PoolError, match=r"the tokenizer is letters; pool .* has another"):
-        reverify(pool, {}, LETTERS, grader, quarantine=False, report=lambda _: None)
+        reverify(pool, {}, LETTERS, grader.grade_pairs, quarantine=False, report=lambda _: None)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from rlep.core.printable import printable
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.codec import decode
 from rlep.services.pool.storage.store import NewRecord
 from tests.services.pool.pool_commands import IDS, MODEL, ROWS, Commands
 from tests.services.pool.pool_servers import serving, socket_in, token_file
@@ -148,9 +149,9 @@ def test_candidates_go_out_and_come_in_graded(filled: Commands, tmp_path: Path) 
     with filled.pool(f"{filled.name}-in") as twin:
         for prompt_id in IDS[:2]:
             for content_id in twin.content_ids(prompt_id):
-                stored = twin.get(content_id, prompt_id)
-                assert stored is not None
-                assert stored.metadata == {"retokenised": "true", "source": "pool.parquet"}
+                record = twin.record(content_id, prompt_id)
+                assert record is not None
+                assert decode(record, prompt_id).metadata == {"retokenised": "true", "source": "pool.parquet"}
     text = filled.ok("import", out, name=f"{filled.name}-in")
     assert "0 inserted, 4 there before, 1 refused" in text
     assert "the verifier says wrong: found '2', the reference is '1'" in text

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from rlep import PoolClient
 from rlep.core.errors import ConfigError, PoolError
-from rlep.core.types import Trajectory, content_id_of
-from rlep.services.pool.embedded.redis_process import EmbeddedRedis
-from rlep.services.pool.pool import Pool
+from rlep.core.types import content_id_of
 from rlep.services.pool.storage.sample import Sample
-
-MakeTrajectory = Callable[..., Trajectory]
-OpenPool = Callable[..., Pool]
+from tests.services.conftest import MakeTrajectory, OpenClient, OpenPool
 
 # 99.9 % quantiles of χ² with n - 1 degrees of freedom (tables).
 CHI2_999 = {3: 13.816, 24: 49.728}
@@ -28,9 +22,9 @@ def drawn(sample: Sample) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def filled(open_pool: OpenPool, trajectory: MakeTrajectory) -> Pool:
+def filled(open_client: OpenClient, trajectory: MakeTrajectory) -> PoolClient:
     """Prompt ``qN`` has N trajectories of 1 to 3 tokens, for N = 0 … 9."""
-    pool = open_pool()
+    pool = open_client()
     pool.add([trajectory(f"q{n}", [*[n, i, 5][: 1 + i % 3], 100 + i]) for n in range(10) for i in range(n)])
     return pool
 
@@ -38,7 +32,7 @@ def filled(open_pool: OpenPool, trajectory: MakeTrajectory) -> Pool:
 PROMPTS = [f"q{n}" for n in range(10)]
 
 
-def test_a_prompt_gives_at_most_m_of_what_it_has_and_none_below_the_minimum(filled: Pool) -> None:
+def test_a_prompt_gives_at_most_m_of_what_it_has_and_none_below_the_minimum(filled: PoolClient) -> None:
     assert filled.sample(PROMPTS, 3, seed=1, step=1).counts.tolist() == [0, 0, 2, 3, 3, 3, 3, 3, 3, 3]
     assert filled.sample(["q1", "unknown", "q2"], 1, seed=1, step=1).counts.tolist() == [0, 0, 1]
     assert filled.sample(PROMPTS, 0, seed=1, step=1).counts.tolist() == [0] * 10
@@ -48,12 +42,7 @@ def test_a_prompt_gives_at_most_m_of_what_it_has_and_none_below_the_minimum(fill
         filled.sample(["q2"], -1, seed=1, step=1)
 
 
-def test_the_minimum_is_the_openers(filled: Pool, open_pool: OpenPool) -> None:
-    assert open_pool(minimum=1).sample(["q0", "q1"], 2, seed=1, step=1).counts.tolist() == [0, 1]
-    assert open_pool(minimum=4).sample(["q3", "q4"], 2, seed=1, step=1).counts.tolist() == [0, 2]
-
-
-def test_columns_hold_what_the_records_hold(filled: Pool) -> None:
+def test_columns_hold_what_the_records_hold(filled: PoolClient) -> None:
     sample = filled.sample(["q5", "q0", "q2"], 4, seed=3, step=9)
     assert sample.counts.tolist() == [4, 0, 2]
     assert sample.tokens.dtype == np.int32
@@ -67,8 +56,8 @@ def test_columns_hold_what_the_records_hold(filled: Pool) -> None:
     assert set(sample.logprobs.tolist()) == {-0.5}
 
 
-def test_a_sample_gives_its_trajectories_back(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
-    pool = open_pool()
+def test_a_sample_gives_its_trajectories_back(open_client: OpenClient, trajectory: MakeTrajectory) -> None:
+    pool = open_client()
     known, unknown = trajectory("q0", [1, 2, 3]), trajectory("q0", [4])
     object.__setattr__(unknown, "logprobs", None)
     pool.add([known, unknown])
@@ -83,7 +72,7 @@ def test_a_sample_gives_its_trajectories_back(open_pool: OpenPool, trajectory: M
     assert by_length[1].verdict == known.verdict
 
 
-def test_the_order_and_the_company_of_prompts_change_nothing(filled: Pool) -> None:
+def test_the_order_and_the_company_of_prompts_change_nothing(filled: PoolClient) -> None:
     whole = drawn(filled.sample(PROMPTS, 2, seed=5, step=7))
     assert drawn(filled.sample(PROMPTS[::-1], 2, seed=5, step=7)) == whole
     for prompt_id in PROMPTS:
@@ -94,11 +83,11 @@ def test_the_order_and_the_company_of_prompts_change_nothing(filled: Pool) -> No
     assert drawn(filled.sample(PROMPTS, 2, seed=6, step=7)) != whole
 
 
-def test_neither_history_nor_openers_change_a_draw(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+def test_neither_history_nor_openers_change_a_draw(open_client: OpenClient, trajectory: MakeTrajectory) -> None:
     batch = [trajectory(f"q{i % 6}", [i]) for i in range(60)]
-    one = open_pool("one")
+    one = open_client("one")
     one.add(batch)
-    other = open_pool("other")
+    other = open_client("other")
     for t in batch[::-1]:
         other.add([t])
         other.sample(["q0"], 2, seed=0, step=0)
@@ -108,29 +97,13 @@ def test_neither_history_nor_openers_change_a_draw(open_pool: OpenPool, trajecto
     for step in range(5):
         wanted = drawn(one.sample(PROMPTS[:6], 3, seed=1, step=step))
         assert drawn(other.sample(PROMPTS[:6], 3, seed=1, step=step)) == wanted
-        assert drawn(open_pool("other", read_only=True).sample(PROMPTS[:6], 3, seed=1, step=step)) == wanted
-
-
-def test_a_restart_of_redis_changes_no_draw(any_binary: Path, tmp_path: Path, trajectory: MakeTrajectory) -> None:
-    samples = []
-    for turn in range(2):
-        with EmbeddedRedis(tmp_path / "data", any_binary) as server:
-            pool = Pool.open(
-                server.url, "pool", tokenizer_digest="tokenizer-digest", password_file=server.password_file
-            )
-            with pool:
-                if turn == 0:
-                    pool.add([trajectory(f"q{i % 6}", [i]) for i in range(60)])
-                samples.append(pool.sample(PROMPTS, 2, seed=4, step=2))
-    assert samples[0].ids == samples[1].ids
-    assert samples[0].tokens.tobytes() == samples[1].tokens.tobytes()
-    assert samples[0].logprobs.tobytes() == samples[1].logprobs.tobytes()
+        assert drawn(open_client("other").sample(PROMPTS[:6], 3, seed=1, step=step)) == wanted
 
 
 def test_a_sample_sees_what_others_have_added_and_removed(
-    filled: Pool, open_pool: OpenPool, trajectory: MakeTrajectory
+    filled: PoolClient, open_client: OpenClient, trajectory: MakeTrajectory
 ) -> None:
-    reader = open_pool(read_only=True)
+    reader = open_client()
     assert reader.sample(["q1"], 2, seed=0, step=0).counts.tolist() == [0]
     new = trajectory("q1", [50, 51])
     filled.add([new])
@@ -139,10 +112,12 @@ def test_a_sample_sees_what_others_have_added_and_removed(
     assert reader.sample(["q1"], 2, seed=0, step=0).counts.tolist() == [0]
 
 
-def test_a_sealed_pool_that_lost_a_record_says_so_instead_of_drawing_another(filled: Pool, open_pool: OpenPool) -> None:
+def test_a_sealed_pool_that_lost_a_record_says_so_instead_of_drawing_another(
+    filled: PoolClient, open_pool: OpenPool
+) -> None:
     filled.seal()
     reader = open_pool(read_only=True)
-    client = filled._link.client
+    client = reader._link.client
     (key,) = client.keys(f"rlep:{{{filled.name}/*}}:q:q2")
     client.delete(key)
     with pytest.raises(PoolError, match="2 of its records are gone"):
@@ -150,12 +125,14 @@ def test_a_sealed_pool_that_lost_a_record_says_so_instead_of_drawing_another(fil
 
 
 @pytest.mark.parametrize("candidates", [3, 24])
-def test_every_record_is_drawn_equally_often(open_pool: OpenPool, trajectory: MakeTrajectory, candidates: int) -> None:
+def test_every_record_is_drawn_equally_often(
+    open_client: OpenClient, trajectory: MakeTrajectory, candidates: int
+) -> None:
     """χ² over the ranks of a prompt's records, 2 a draw. Fixed seeds: this passes always or never.
 
     Two picks of a draw differ, so the statistic has n - 1 degrees of freedom after dividing by 1 - (2 - 1)/(n - 1).
     """
-    pool, prompts = open_pool(), [f"p{i}" for i in range(100)]
+    pool, prompts = open_client(), [f"p{i}" for i in range(100)]
     pool.add([trajectory(prompt_id, [i]) for prompt_id in prompts for i in range(candidates)])
     rank = {content_id: i for prompt_id in prompts for i, content_id in enumerate(pool.content_ids(prompt_id))}
     picks, steps = np.zeros(candidates, np.int64), 100
@@ -170,9 +147,9 @@ def test_every_record_is_drawn_equally_often(open_pool: OpenPool, trajectory: Ma
 
 
 def test_a_record_that_another_writer_replaced_is_read_as_it_is_now(
-    filled: Pool, open_pool: OpenPool, trajectory: MakeTrajectory
+    filled: PoolClient, open_client: OpenClient, trajectory: MakeTrajectory
 ) -> None:
-    reader = open_pool(read_only=True)
+    reader = open_client()
     old = reader.sample(["q2"], 2, seed=0, step=0).trajectories()["q2"]
     assert [t.provenance.policy_version for t in old] == [3, 3]
     replaced = trajectory("q2", old[0].tokens.tolist(), policy_version=4)

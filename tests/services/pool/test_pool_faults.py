@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import resource
 import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +16,10 @@ import pytest
 import redis
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
-from rlep.core.types import AddReport, Trajectory
+from rlep.core.types import Trajectory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
-from tests.services.pool import pool_writer
 from tests.waiting import wait_until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -85,119 +81,6 @@ def impatient(pool: Pool, seconds: float) -> Iterator[None]:
         yield
     finally:
         pool._link.deadline = usual
-
-
-class Writer(threading.Thread):
-    """Adds small batches until told to stop, and keeps what it was told about each."""
-
-    def __init__(self, pool: Pool, trajectory: MakeTrajectory, number: int) -> None:
-        super().__init__()
-        self.pool, self.make, self.number = pool, trajectory, number
-        self.history: list[tuple[list[Trajectory], AddReport]] = []
-        self.failure: Exception | None = None
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        serial = 0
-        try:
-            while not self.ended.is_set():
-                batch = [self.make(f"q{(serial + i) % 5}", [self.number, serial + i]) for i in range(8)]
-                self.history.append((batch, self.pool.add(batch)))
-                serial += 8
-        except Exception as error:  # noqa: BLE001 -- shown by the test's own thread
-            self.failure = error
-
-
-def end(writers: list[Writer]) -> None:
-    """Let each writer end once it has added some batches more."""
-    wanted = [len(writer.history) + 3 for writer in writers]
-    wait_until(
-        lambda: all(not w.is_alive() or len(w.history) >= n for w, n in zip(writers, wanted, strict=True)),
-        "three batches of each writer",
-    )
-    for writer in writers:
-        writer.ended.set()
-        writer.join()
-
-
-def check_history(pool: Pool, writers: list[Writer]) -> None:
-    """Every batch was new and acknowledged as inserted, is there, and is there once; counters agree with records."""
-    wanted: set[str] = set()
-    for writer in writers:
-        assert writer.failure is None, writer.failure
-        assert len(writer.history) > 2
-        for batch, report in writer.history:
-            assert (report.inserted, report.duplicates, report.refused) == (8, 0, ())
-            wanted |= {t.content_id for t in batch}
-    found = [content_id for prompt_id in pool.prompt_ids() for content_id in pool.content_ids(prompt_id)]
-    assert len(found) == len(set(found))
-    assert set(found) == wanted
-    stats = pool.stats()
-    assert stats.trajectories == len(wanted) == sum(stats.by_policy.values())
-    prompt_id = pool.prompt_ids()[0]
-    for content_id in pool.content_ids(prompt_id)[:20]:
-        assert pool.get(content_id, prompt_id) is not None
-
-
-def test_redis_killed_again_and_again_under_four_writers(server: EmbeddedRedis, trajectory: MakeTrajectory) -> None:
-    with open_pool(server, cap=100_000, deadline=60.0) as pool:
-        writers = [Writer(pool, trajectory, number) for number in range(4)]
-        for writer in writers:
-            writer.start()
-        pauses = random.Random(5)
-        for _ in range(20):
-            time.sleep(pauses.uniform(0.01, 0.2))  # kills at any point: no time is the wrong one
-            process = process_of(server)
-            process.kill()
-            wait_until(lambda process=process: process_of(server) != process, "another server")  # type: ignore[misc]
-            pool.ping()
-        end(writers)
-        check_history(pool, writers)
-
-
-def test_a_stall_longer_than_a_clients_patience_stores_nothing_twice(
-    server: EmbeddedRedis, trajectory: MakeTrajectory
-) -> None:
-    # Each answer is waited for 0.5 s, the stall takes 3 s: calls are sent again while the first still lies in the socket.
-    with open_pool(server, cap=100_000) as pool:
-        client = pool._link.client
-        assert isinstance(client, redis.Redis)
-        client.connection_pool.connection_kwargs["socket_timeout"] = 0.5
-        client.connection_pool.disconnect()
-        writers = [Writer(pool, trajectory, number) for number in range(2)]
-        for writer in writers:
-            writer.start()
-        process = process_of(server)
-        wait_until(lambda: all(writer.history or not writer.is_alive() for writer in writers), "the writers to write")
-        os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(3)  # the stall itself; a longer one only sends more calls again
-        os.kill(process.pid, signal.SIGCONT)
-        end(writers)
-        check_history(pool, writers)
-
-
-def test_writers_killed_at_any_point_leave_all_that_was_acknowledged_and_nothing_twice(server: EmbeddedRedis) -> None:
-    """Five rounds of four processes that write at once, each killed after its own number of acknowledged batches."""
-    points, wanted = random.Random(6), set[str]()
-    for first in range(0, 20, 4):
-        command = [sys.executable, pool_writer.__file__, server.url, str(server.password_file)]
-        writers = [
-            subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-            for number in range(first, first + 4)
-        ]
-        for number, writer in enumerate(writers, first):
-            assert writer.stdout is not None
-            lines = [writer.stdout.readline() for _ in range(points.randint(1, 40))]
-            writer.kill()
-            lines += writer.stdout.readlines()
-            writer.communicate()
-            assert lines[0] == "0\n"
-            wanted |= pool_writer.acknowledged(number, lines)
-    with open_pool(server) as pool:
-        found = [content_id for prompt_id in pool.prompt_ids() for content_id in pool.content_ids(prompt_id)]
-        assert len(found) == len(set(found)) == pool.stats().trajectories
-        assert wanted <= set(found)
-        assert len(set(found) - wanted) <= 20 * pool_writer.BATCH  # of each writer at most the batch it was killed in
 
 
 def test_a_full_disk_refuses_writes_goes_on_reading_and_loses_nothing(

@@ -196,28 +196,6 @@ def test_a_transaction_cut_by_a_kill_is_undone_as_a_whole_and_takes_nothing_alon
             assert [client.get("after"), *sorted(client.keys("[bfst]*"))] == expected, cut - start
 
 
-def test_a_directory_too_deep_for_a_socket_works_through_a_short_link(tmp_path: Path, any_binary: Path) -> None:
-    deep = tmp_path / ("d" * 60) / ("e" * 60)
-    with EmbeddedRedis(deep, any_binary) as server:
-        assert len(server.url) < 108 < len(str(deep))
-        with client_of(server) as client:
-            client.set("a", 1)
-        with EmbeddedRedis(deep, any_binary) as joined:
-            assert joined.url == server.url
-    wait_until(lambda: servers(deep) == [], "the server to end")
-
-
-@pytest.mark.parametrize("name", ["my runs", 'a "quoted" one', "back\\slash", "100%41?#", "two\nlines", "été"])
-def test_a_directory_may_have_any_name(name: str, tmp_path: Path, any_binary: Path) -> None:
-    data = tmp_path / name / "pool"
-    for value in (None, b"1"):
-        with EmbeddedRedis(data, any_binary) as server, client_of(server) as client:
-            assert client.get("a") == value
-            client.set("a", 1)
-        wait_until(lambda: servers(data) == [], "the server to end")
-    assert append_only_file(data).stat().st_size > 0
-
-
 def test_data_of_redis_7_is_not_opened_by_redis_6(tmp_path: Path) -> None:
     old = tmp_path / "redis-server"
     old.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0'\n")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +28,7 @@ from rlep.services.pool.rpc.places import connected, hosted
 from rlep.services.pool.rpc.service import PoolServicer
 from rlep.services.pool.storage.store import NewRecord
 from rlep.services.pool.values import PoolPlace
-from tests.services.pool.pool_servers import reserved_address, serving
+from tests.services.pool.pool_servers import serving
 from tests.waiting import Gate, gate, wait_until
 
 MakeTrajectory = Callable[..., Trajectory]
@@ -60,13 +59,6 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    """Where servers come and go."""
-    with reserved_address() as reserved:
-        yield reserved
 
 
 @pytest.fixture
@@ -145,42 +137,6 @@ def test_one_over_a_redis_of_somebody_else(serve: Serve, one_redis: EmbeddedRedi
         assert client.names() == ["mine", "other"]
     process.terminate()
     assert process.wait(DEADLINE) == 0
-
-
-def test_a_server_that_is_killed_and_started_again_loses_nothing_and_counts_right(
-    serve: Serve, tmp_path: Path, trajectory: MakeTrajectory, address: str
-) -> None:
-    process, _ = serve("--embedded", tmp_path / "pool", listen=address)
-    batches = [[trajectory(f"q{i % 10}", [b, i]) for i in range(40)] for b in range(30)]
-    reports: list[AddReport] = []
-    may_add = threading.Semaphore(10)  # a third of them between two kills
-    with PoolClient(address, deadline=DEADLINE) as client:
-        client.add([])
-
-        def write() -> None:
-            for batch in batches:
-                may_add.acquire()
-                reports.append(client.add(batch))
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        for turn in (1, 2):
-            wait_until(lambda: len(reports) >= 10 * turn - 2, "the batches before the kill")  # noqa: B023
-            process.kill()
-            process.wait()
-            may_add.release(10)
-            process, _ = serve("--embedded", tmp_path / "pool", listen=address)
-        writer.join(DEADLINE)
-        # 30 x 40 answers, 120 a prompt, of which 64 stay. A call whose answer was lost is not counted twice.
-        assert sum(report.inserted + len(report.refused) for report in reports) == 1200
-        assert sum(report.duplicates for report in reports) == 0
-        assert client.stats().trajectories == 640
-        wanted = client.sample([f"q{i}" for i in range(10)], 2, seed=3, step=4)
-        process.kill()
-        process.wait()
-        serve("--embedded", tmp_path / "pool", listen=address)
-        again = client.sample([f"q{i}" for i in range(10)], 2, seed=3, step=4)
-    assert (again.ids, again.tokens.tobytes()) == (wanted.ids, wanted.tokens.tobytes())
 
 
 def test_a_call_under_way_ends_when_the_server_stops_and_no_other_begins(

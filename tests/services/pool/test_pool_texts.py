@@ -39,7 +39,7 @@ def pool(open_client: OpenClient) -> PoolClient:
 def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(
     pool: PoolClient, grader: BaseVerifier
 ) -> None:
-    report = import_texts(pool, QUESTIONS, LETTERS, grader, max_tokens=20, source="authors.parquet")
+    report = import_texts(pool, QUESTIONS, LETTERS, grader.grade_pairs, max_tokens=20, source="authors.parquet")
     assert (report.inserted, report.duplicates, dict(report.refused)) == (3, 0, {"wrong": 1})
     assert report.examples == [(f"{SIX}/2", "the verifier says wrong: found '7', the reference is '6'")]
     (content_id,) = pool.content_ids(SEVEN)
@@ -58,7 +58,7 @@ def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(
 
 def test_a_text_whose_prompt_opens_thinking_must_close_it(pool: PoolClient, grader: BaseVerifier) -> None:
     question = QUESTIONS[1]._replace(opening="<think>", answers=(r"\boxed{7}", r"3+4</think>\boxed{7}"))
-    report = import_texts(pool, [question], LETTERS, grader, max_tokens=40, source="authors.parquet")
+    report = import_texts(pool, [question], LETTERS, grader.grade_pairs, max_tokens=40, source="authors.parquet")
     assert (report.inserted, dict(report.refused)) == (1, {"no_answer": 1})
 
 
@@ -75,11 +75,11 @@ class Asked:
 
 
 def test_a_repeated_import_grades_only_what_is_not_there(pool: PoolClient, grader: BaseVerifier) -> None:
-    import_texts(pool, QUESTIONS[:1], LETTERS, grader, max_tokens=20, source="a")
+    import_texts(pool, QUESTIONS[:1], LETTERS, grader.grade_pairs, max_tokens=20, source="a")
     pool.remove(SIX, [LETTERS.content_id(SIX, r"so \boxed{6}")], quarantine=True)
     asked = Asked(grader)
     twice = [QUESTIONS[0], *QUESTIONS]  # files of DAPO-Math repeat each question
-    report = import_texts(pool, twice, LETTERS, asked, max_tokens=20, source="a")
+    report = import_texts(pool, twice, LETTERS, asked.grade_pairs, max_tokens=20, source="a")
     assert asked.pairs == [("6", r"\boxed{7}", False), ("7", r"\boxed{7}", False)]
     assert (report.inserted, report.duplicates) == (1, 3)  # the 7; the 6 twice and the wrong one's second
     assert report.refused == {"wrong": 1, "quarantined: it did not pass a later verification": 2}
@@ -97,21 +97,28 @@ def test_an_answer_of_no_use_is_refused_before_it_is_graded(
     pool: PoolClient, grader: BaseVerifier, text: str, group: str, reason: str
 ) -> None:
     asked = Asked(grader)
-    report = import_texts(pool, [TextAnswers(SIX, "6", (text,))], LETTERS, asked, max_tokens=20, source="a")
+    report = import_texts(pool, [TextAnswers(SIX, "6", (text,))], LETTERS, asked.grade_pairs, max_tokens=20, source="a")
     assert (report.inserted, dict(report.refused), report.examples) == (0, {group: 1}, [(f"{SIX}/0", reason)])
     assert asked.pairs == []
 
 
 def test_a_pool_of_another_tokenizer_takes_no_texts(open_client: OpenClient, grader: BaseVerifier) -> None:
     with pytest.raises(PoolError, match="the tokenizer is letters; the pool's is another"):
-        import_texts(open_client("foreign", tokenizer="another"), QUESTIONS, LETTERS, grader, max_tokens=9, source="a")
+        import_texts(
+            open_client("foreign", tokenizer="another"),
+            QUESTIONS,
+            LETTERS,
+            grader.grade_pairs,
+            max_tokens=9,
+            source="a",
+        )
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_what_is_written_for_the_authors_is_read_back(
     pool: PoolClient, open_client: OpenClient, grader: BaseVerifier, tmp_path: Path, suffix: str
 ) -> None:
-    import_texts(pool, QUESTIONS, LETTERS, grader, max_tokens=20, source="a")
+    import_texts(pool, QUESTIONS, LETTERS, grader.grade_pairs, max_tokens=20, source="a")
     prompts = {SIX: "3 + 3?", SEVEN: "3 + 4?"}
     rows = [
         PromptRow((Message("user", prompts[prompt_id]),), {SIX: "6", SEVEN: "7"}[prompt_id], "made", texts)
@@ -124,6 +131,6 @@ def test_what_is_written_for_the_authors_is_read_back(
         TextAnswers(prompt_id_of(row.question, row.reference), row.reference, row.candidates)
         for row in read_rows(path, candidates=True)
     ]
-    report = import_texts(again, questions, LETTERS, grader, max_tokens=20, source="b")
+    report = import_texts(again, questions, LETTERS, grader.grade_pairs, max_tokens=20, source="b")
     assert (report.inserted, report.refused.total()) == (3, 0)
     assert again.digest() == pool.digest()

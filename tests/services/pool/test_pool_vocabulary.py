@@ -30,16 +30,6 @@ def server(redis_server: EmbeddedRedis) -> Iterator[PoolServer]:
         yield running
 
 
-def test_an_added_token_id_beyond_the_vocabulary_is_refused_by_prompt_id_and_vocabulary(
-    open_pool: OpenPool, trajectory: MakeTrajectory
-) -> None:
-    pool = open_pool(vocabulary=42)
-    largest, beyond = trajectory("q0", [41, 2]), trajectory("q1", [99_999, 2])
-    report = pool.add([largest, beyond])
-    assert (report.inserted, report.refused) == (1, ((beyond.content_id, REASON),))
-    assert open_pool().add([beyond]).refused == report.refused  # the pool has recorded it
-
-
 def test_the_next_writer_states_the_vocabulary_of_an_older_pool(
     open_pool: OpenPool, trajectory: MakeTrajectory
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +18,7 @@ from rlep.actors.timeline import Timeline
 from rlep.config.settings import parse_config
 from rlep.core.errors import ActorLost, RlepError, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
+from rlep.engines.sampler.engine import SamplerHealth
 from rlep.engines.weights.weight_update import BroadcastGroup, SharedMemoryWeights, WeightUpdate
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)
@@ -68,8 +69,10 @@ class ScriptedActor:
         """Free nothing."""
         self.version = None
 
-    async def do_health(self) -> None:
-        """Live."""
+    async def do_health(self) -> SamplerHealth:
+        """Live, with the next of the scene's answers about the KV cache."""
+        use, preempted = next(self._scene.caches, (0.0, 0))
+        return SamplerHealth(self.version, 0, use, preempted)
 
     async def do_close(self) -> None:
         """End."""
@@ -104,6 +107,7 @@ class Scene:
 
     def __init__(self, transfer: str = "gloo", restarts: int = 3) -> None:
         self.events: list[tuple[str, str, str]] = []
+        self.caches: Iterator[tuple[float, int]] = iter(())
         self.failing_starts = self.refusals = self.asked = 0
         self.refusal: type[RlepError] = WeightSyncError
         self.places = asyncio.Event()

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from rlep.actors import generator_replica
 from rlep.actors.generator_replica import GeneratorReplica, GeneratorState
+from rlep.actors.replicas import ActorStatus
 from rlep.core.errors import ActorLost, DeadlineExceeded, ModelError, WeightsLost, WeightSyncError
 from tests.unit.actors.generator_scene import Scene, in_group, in_memory, kills
 from tests.waiting import until
@@ -214,4 +216,25 @@ async def test_a_generator_that_sleeps_serves_nothing_until_it_wakes_with_the_la
     assert scene.actor(0).taken == []
     await scene.pool.wake()
     assert await rollout == {"a": ("generator-0", 3)}
+    await scene.pool.close()
+
+
+async def test_the_use_of_the_kv_caches_is_of_the_step_and_requests_set_back_are_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generator_replica, "HEARTBEAT_S", 0.001)
+    scene = Scene()
+    scene.caches = iter([(0.5, 2), (0.875, 3), (0.25, 0)])
+    await scene.pool._set.start(1)
+
+    def row() -> ActorStatus:
+        return scene.pool.status().actors[0]
+
+    assert (row().kv_use, row().preempted) == (None, 0)
+    await until(lambda: row().preempted == 5 and row().kv_use == 0.0, "three heartbeats and one more", poll=0.001)
+    assert scene.pool.cache_metrics() == {"generator/kv_use": 0.875, "generator/preempted": 5}
+    lose(scene.pool.replicas[0])
+    assert row().preempted == 5  # those of the engine before count
+    scene.pool.cache_metrics()
+    assert scene.pool.cache_metrics() == {"generator/preempted": 5}  # no heartbeat since
     await scene.pool.close()

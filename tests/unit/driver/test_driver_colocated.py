@@ -96,8 +96,8 @@ def time_shared(scene: Scene, world: Devices) -> tuple[Run, Trainers]:
     """The scene's actors on shared devices."""
     sharing = TimeSharing(deadline_s=30)
     generators, learner = FakeSide(world, "generators"), FakeSide(world, "learner")
-    sharing.join("generators", generators)
-    sharing.join("learner", learner)
+    for side in (generators, learner):
+        sharing.join(side.name, sleep=side.sleep, wake=side.wake)
     handover = Handover(scene, world, generators.wake)
     weights = TimeSharedWeights(handover.offer, handover.take, sharing)
     run = replace(scene.run, roles=Roles(TimeSharedGenerators(scene.generators, sharing), scene.verifiers))
@@ -164,8 +164,8 @@ async def test_a_learner_that_cannot_let_go_or_come_back_is_lost_and_started_aga
 
 def free(world: Devices, deadline_s: float = 30) -> TimeSharing:
     sharing = TimeSharing(deadline_s)
-    for name in ("generators", "learner"):
-        sharing.join(name, FakeSide(world, name))
+    for side in (FakeSide(world, "generators"), FakeSide(world, "learner")):
+        sharing.join(side.name, sleep=side.sleep, wake=side.wake)
     return sharing
 
 
@@ -194,13 +194,10 @@ async def test_a_side_that_stays_busy_is_an_error_that_names_it() -> None:
 async def test_a_side_that_hangs_in_its_sleep_is_an_error_after_the_deadline() -> None:
     sharing = free(Devices(), deadline_s=0.05)
 
-    class Hanging:
-        async def sleep(self) -> None:
-            await asyncio.Event().wait()
+    async def hang() -> None:
+        await asyncio.Event().wait()
 
-        async def wake(self) -> None: ...
-
-    sharing.join("learner", Hanging())
+    sharing.join("learner", sleep=hang, wake=hang)
     with pytest.raises(DeadlineExceeded, match="the generators waited 0 s for the learner"):
         async with sharing.of("generators"):
             raise AssertionError

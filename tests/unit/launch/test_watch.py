@@ -19,7 +19,9 @@ from rlep.metrics.catalogue import MetricValue, metric_for
 from rlep.metrics.spans import Span, breakdown_of
 from tests.unit.driver.driver_fakes import scene_of
 
-GENERATOR = ActorStatus("generator-0", "serving", version=41, in_flight=96, tokens_per_second=1234.4, restarts=2)
+GENERATOR = ActorStatus(
+    "generator-0", "serving", version=41, in_flight=96, tokens_per_second=1234.4, restarts=2, kv_use=0.874, preempted=12
+)
 STARTING = ActorStatus("generator-1", "placing", error="needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU")
 ROLES = (
     RoleStatus("generator", (GENERATOR, STARTING), backlog=7, reissued=Reissued(3, 1)),
@@ -59,13 +61,14 @@ async def test_a_step_leaves_a_span_its_seconds_and_the_metrics_of_its_actors() 
     timeline, shown = Timeline(lambda: float(next(now))), list[StepReport]()
     tolerance: dict[str, MetricValue] = {"weights/logprob_tolerance": 0.2}
     watch = Watch(3, lambda: (Phase("update", 1, 2, "updates"),), timeline, shown=shown.append, constant=tolerance)
-    watch.roles = lambda: ROLES
+    watch.roles, watch.measure = lambda: ROLES, lambda: {"generator/kv_use": 0.87}
     assert watch.progress() == RunProgress(None, 3, (Phase("update", 1, 2, "updates"),))
     step = scene_of().step(1)
     await watch.begin_step(step)
     assert watch.progress().done == 1
     step.clock.seconds["step"] = 2.5
-    assert await watch.end_step(done(step), {"rollout/prompts": 2}) == tolerance | Watch(3, tuple).actors(ROLES)
+    recorded = await watch.end_step(done(step), {"rollout/prompts": 2})
+    assert recorded == tolerance | {"generator/kv_use": 0.87} | Watch(3, tuple).actors(ROLES)
     assert (watch.progress().done, watch.progress().seconds) == (2, {"step": 2.5})
     await watch.begin_step(scene_of().step(2))  # and never ends
     assert timeline.spans == (Span("driver", "step", 0.0, 1.0, 1),)
@@ -101,7 +104,7 @@ def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
         "idle: generator 70 %, learner 70 %",
     ]
     rows = {line.split()[0]: line.split() for line in lines[7:13]}
-    assert rows["generator-0"] == ["generator-0", "serving", "41", "96", "1,234", "2"]
+    assert rows["generator-0"] == ["generator-0", "serving", "41", "96", "1,234", "87", "%", "12", "2"]
     assert rows["generator-1"] == ["generator-1", "placing", "0", "0"]
     assert set(rows) == {"generator-0", "generator-1", "verifier-0", "verifier-1", "learner-0", "pool"}
     assert lines[13].split()[:2] == ["failures", "lost"]

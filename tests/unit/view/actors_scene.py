@@ -16,9 +16,10 @@ def write_files(run: Path) -> None:
     """Two steps; generator-1 is lost twice and comes back once, verifier-0 is drained; a timeline of two steps of 10 s."""
     run.mkdir(parents=True)
     base = {"time/generate": 4.0, "time/verify": 1.0, "time/update": 3.0, "actors/alive/generator": 2}
+    caches = [{"generator/kv_use": 0.5, "generator/preempted": 0}, {"generator/kv_use": 1.0, "generator/preempted": 37}]
     lines = [
-        {"step": 0, "wall_s": 9.0, "metrics": base | {"time/step": 10.0, "actors/restarts/generator": 0}},
-        {"step": 1, "wall_s": 21.0, "metrics": base | {"time/step": 12.0, "actors/restarts/generator": 1}},
+        {"step": 0, "wall_s": 9.0, "metrics": base | caches[0] | {"time/step": 10.0, "actors/restarts/generator": 0}},
+        {"step": 1, "wall_s": 21.0, "metrics": base | caches[1] | {"time/step": 12.0, "actors/restarts/generator": 1}},
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     happened = [

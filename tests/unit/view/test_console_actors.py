@@ -28,6 +28,8 @@ def test_who_waits_and_where_the_time_goes(tmp_path: Path) -> None:
     assert ["learner", "65 %"] in rows  # idle in the last step
     assert ["learner", "35 %"] in rows  # busy in both
     assert text.count('<rect class="p-generate"') == 2
+    assert "<span>KV cache in use <b>100 %</b></span>" in text  # of the newest step
+    assert "<span>Requests preempted <b>37</b></span>" in text
     assert_harmless(text)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 

@@ -149,6 +149,7 @@ def archive_kind(path: Path) -> str | None:
     """Return the kind of archive or compressed file by its first bytes, or None."""
     with path.open("rb") as file:
         head = file.read(_TAR_AT + 5)
+    # A tar has no mark at its beginning, only within the header of its first file.
     if head[_TAR_AT:] == b"ustar":
         return "tar"
     return next((kind for magic, kind in _ARCHIVES.items() if head.startswith(magic)), None)

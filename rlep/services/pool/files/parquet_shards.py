@@ -47,6 +47,7 @@ _WITH_PINS = SCHEMA.insert(_PINNED, pa.field("pinned", pa.bool_(), nullable=Fals
 
 def write_parquet(path: Path, lines: Iterable[ExportRow]) -> None:
     """Write lines, one row group at a time in memory."""
+    # No dictionaries: the reader takes plain pages only, whose size their header tells before they are unpacked.
     with pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=False, store_schema=False) as writer:
         group: list[dict[str, Any]] = []
         tokens = 0

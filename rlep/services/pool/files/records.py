@@ -86,6 +86,7 @@ def export_records(pool: PoolClient, directory: Path, *, advance: Advance = lamb
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         manifest = _Export(pool, unfinished, advance).write()
+        # Only a directory with a manifest is an export: killed in between, the next one finds the folder and begins again.
         for shard in manifest.shards:
             (unfinished / shard.file).replace(directory / shard.file)
         write_manifest(directory, manifest)
@@ -97,6 +98,7 @@ def export_records(pool: PoolClient, directory: Path, *, advance: Advance = lamb
 def _locked(directory: Path) -> Iterator[None]:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
+        # The kernel gives the lock back, however this process ends.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
@@ -177,6 +179,7 @@ def import_records(pool: PoolClient, directory: Path, *, advance: Advance = lamb
         raise PoolError(
             f"{directory} holds token ids of tokenizer {manifest.tokenizer_digest}; the pool's is {before.tokenizer_digest}"
         )
+    # All of them before the first record: half of an import is harder to take back than none.
     for shard in manifest.shards:
         check_shard(directory, shard)
     if manifest.sealed and before.sealed == manifest.sealed:  # imported before

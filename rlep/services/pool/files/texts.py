@@ -55,11 +55,8 @@ class Texts(Protocol):
         """The text of response tokens ``[T]``."""
 
 
-class Grader(Protocol):
-    """The verifier."""
-
-    def grade_pairs(self, pairs: Sequence[tuple[str, str, bool]]) -> list[Verdict]:
-        """One verdict per (reference, text, truncated), in order."""
+GradePairs = Callable[[Sequence[tuple[str, str, bool]]], list[Verdict]]
+"""``BaseVerifier.grade_pairs``: one verdict per (reference, text, truncated), in order."""
 
 
 class TextAnswers(NamedTuple):
@@ -82,7 +79,7 @@ def import_texts(
     pool: PoolClient,
     questions: Iterable[TextAnswers],
     tokenizer: Texts,
-    grader: Grader,
+    grade_pairs: GradePairs,
     *,
     max_tokens: int,
     source: str,
@@ -101,7 +98,7 @@ def import_texts(
         fresh = _not_held(pool, candidates, report)
         pairs = [(one.question.reference, one.question.opening + tokenizer.decode(one.tokens), False) for one in fresh]
         accepted: list[Trajectory] = []
-        for one, verdict in zip(fresh, grader.grade_pairs(pairs), strict=True):
+        for one, verdict in zip(fresh, grade_pairs(pairs), strict=True):
             if verdict.status == "correct":
                 accepted.append(_trajectory(one, verdict, tokenizer.digest, source))
             else:
@@ -178,6 +175,7 @@ def _candidates(
             tokens = tokenizer.encode_response(text)
             if len(tokens) > max_tokens:
                 report.refuse(place, f"{len(tokens)} tokens; rollout.max_tokens is {max_tokens}", group="too long")
+            # The EOS alone.
             elif len(tokens) < 2:
                 report.refuse(place, "no text", group="empty")
             elif tokenizer.unknown_id is not None and tokenizer.unknown_id in tokens:
@@ -199,6 +197,7 @@ def _not_held(pool: PoolClient, candidates: Sequence[_Candidate], report: Import
         elif content_id in held:
             report.duplicates += 1
         else:
+            # The authors' files repeat questions: a second copy is not graded again.
             held.add(content_id)
             fresh.append(one)
     return fresh

@@ -46,6 +46,7 @@ def check_records(
         reason = _damage(held, stats.tokenizer_digest, stats.vocabulary or vocabulary)
         if reason is not None:
             result.damaged += 1
+            # A damaged pool may have as many as it has records; memory and a page hold a few.
             if len(result.examples) < EXAMPLES:
                 result.examples.append((held.prompt_id, held.content_id.hex(), reason))
             if repair:

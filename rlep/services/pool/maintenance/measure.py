@@ -43,6 +43,7 @@ def measure(pool: PoolClient, *, questions: int) -> Measured:
     record is damaged.
     """
     prompt_ids = pool.prompt_ids()
+    # By a hash, not by a draw: figures of two days differ because the pool does.
     if questions and len(prompt_ids) > questions:
         prompt_ids = sorted(sorted(prompt_ids, key=lambda prompt_id: seed_for(0, "measure", prompt_id))[:questions])
     lengths: list[int] = []

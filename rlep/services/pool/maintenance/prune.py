@@ -52,6 +52,7 @@ def prune(
         meets = {held.content_id: _meets(held, criteria) for held in group}
         result.examined += len(meets)
         free = [content_id for content_id, met in meets.items() if met]
+        # What other criteria spare counts towards ``keep``; of the rest the first, the smallest ids, fill it up.
         removed = free[max(0, criteria.keep - (len(meets) - len(free))) :]
         if removed and not dry_run:
             pool.remove(prompt_id, [content_id.hex() for content_id in removed])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlep.core.errors import PoolError
 from rlep.core.types import Trajectory, Verdict
-from rlep.services.pool.files.texts import Grader, Texts
+from rlep.services.pool.files.texts import GradePairs, Texts
 from rlep.services.pool.storage.scan import trajectory_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def reverify(
     pool: PoolClient,
     references: Mapping[str, str],
     tokenizer: Texts,
-    grader: Grader,
+    grade_pairs: GradePairs,
     *,
     quarantine: bool,
     report: Callable[[Difference], None],
@@ -85,12 +85,13 @@ def reverify(
             (references[one.prompt_id], text, one.finish_reason == "length")
             for one, text in zip(batch, texts, strict=True)
         ]
-        for one, verdict in zip(batch, grader.grade_pairs(pairs), strict=True):
+        for one, verdict in zip(batch, grade_pairs(pairs), strict=True):
             result.graded += 1
             result.statuses[verdict.status] += 1
             same = verdict.status == one.verdict.status
             if same and (verdict.extracted, verdict.credit) == (one.verdict.extracted, one.verdict.credit):
                 continue
+            # A verifier that ran out of time or memory says nothing about the response.
             undecided = verdict.status in UNDECIDED
             result.reread += same
             result.undecided += undecided

@@ -71,6 +71,7 @@ class Tokens:
         try:
             _make_token_file(path)
             with path.open() as file:
+                # Of the file that is read, whatever has its name by then.
                 mode = os.fstat(file.fileno()).st_mode & 0o777
                 lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -93,6 +94,7 @@ class Tokens:
 
 def _make_token_file(path: Path) -> None:
     try:
+        # Of two servers that start at once one makes it, and both read that one.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return
@@ -138,4 +140,5 @@ def is_loopback(host: str) -> bool:
         found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host {host} has no address: {error}") from None
+    # Behind % stands an interface (fe80::1%eth0), which is no part of the address.
     return all(ipaddress.ip_address(str(place).split("%")[0]).is_loopback for place in found)

@@ -22,8 +22,8 @@ from rlep.services.pool.rpc.access import is_local
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
 from rlep.services.pool.rpc.tls import ClientTls
-from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, insert_calls, named_ids, sample_of
-from rlep.services.pool.storage.codec import Precision, decode, encode, name_of, raw_id
+from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, PROMPTS_A_CALL, insert_calls, named_ids, sample_of
+from rlep.services.pool.storage.codec import Precision, encode, name_of, raw_id
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.storage.scan import Held, trajectory_of
 from rlep.services.pool.values import PoolStats
@@ -51,7 +51,6 @@ _ERRORS: dict[str, type[RlepError]] = {
     kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
 }
 _STATS = TypeAdapter(PoolStats)
-_PROMPTS_A_CALL = 4096
 _GIVE_BACK_S = 5.0
 """Longest wait for a lease to be given back; it ends by itself a little later."""
 
@@ -112,6 +111,7 @@ class PoolClient:
     def close(self) -> None:
         """Close the connection; calls in flight, and later ones, raise ``PoolError``. A lease is given back before."""
         if self._lease is not None:
+            # The server may be gone: an exit does not wait for it as a call does.
             self._deadline = min(self._deadline, _GIVE_BACK_S)
             self._lease.close()
         self._closed = True
@@ -148,6 +148,7 @@ class PoolClient:
         request = pb.OpenRequest(pool=self._pool, tokenizer_digest=tokenizer_digest or "", read_only=read_only)
         request.cap, request.minimum, request.vocabulary = cap or 0, self._minimum or 0, self._vocabulary
         if holder is not None:
+            # Before ``Open``, whose epoch would shut out the holder that this one is refused for.
             self._lease = self._lease or PoolLease(self.lease, self._pool, holder)
             request.writer = self._named_writer
         reply = self._call("opening", self._stub.Open, request)
@@ -183,6 +184,7 @@ class PoolClient:
         inserted = duplicates = evicted = 0
         refused: list[tuple[str, str]] = []
         for frames in insert_calls([pb.Record(prompt_id=prompt_id, record=record) for prompt_id, record in records]):
+            # Every attempt sends this name, by which a server that has done it knows the call again.
             head = pb.AddFrame(pool=self._pool, call=secrets.token_hex(8), writer=self._writer, epoch=self._epoch)
             head.vocabulary, head.quarantined = self._vocabulary, quarantined
             head.total = sum(len(frame.records) for frame in frames)
@@ -222,9 +224,9 @@ class PoolClient:
     def contents(self, prompt_ids: Sequence[str] | None = None, *, quarantined: bool = False) -> dict[str, list[str]]:
         """Content ids, ascending, of these prompts, or of all that have any."""
         held: dict[str, list[str]] = {}
-        for start in range(0, len(prompt_ids) if prompt_ids is not None else 1, _PROMPTS_A_CALL):
+        for start in range(0, len(prompt_ids) if prompt_ids is not None else 1, PROMPTS_A_CALL):
             request = pb.ContentsRequest(pool=self._pool, quarantined=quarantined)
-            request.prompt_ids.extend((prompt_ids or ())[start : start + _PROMPTS_A_CALL])
+            request.prompt_ids.extend((prompt_ids or ())[start : start + PROMPTS_A_CALL])
             while True:
                 reply = self._call("listing", self._stub.Contents, request)
                 for prompt_id, ids in named_ids(reply.prompt_ids, reply.counts, reply.ids):
@@ -236,10 +238,10 @@ class PoolClient:
         return held
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
-        """One trajectory, or None where the pool does not hold it."""
+        """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""
         request = pb.GetRequest(pool=self._pool, prompt_id=prompt_id, content_id=content_id)
         record = self._call("reading", self._stub.Get, request).record
-        return decode(record, prompt_id) if record else None
+        return trajectory_of(Held(prompt_id, raw_id(content_id), record, quarantined=False)) if record else None
 
     def remove(
         self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False, quarantined: bool = False
@@ -286,9 +288,9 @@ class PoolClient:
         """
         left = limit
         ascending = None if prompt_ids is None else sorted(set(prompt_ids))
-        for start in range(0, 1 if ascending is None else len(ascending), _PROMPTS_A_CALL):
+        for start in range(0, 1 if ascending is None else len(ascending), PROMPTS_A_CALL):
             request = pb.ExportRequest(pool=self._pool, after=after, quarantined=quarantined)
-            request.prompt_ids.extend((ascending or ())[start : start + _PROMPTS_A_CALL])
+            request.prompt_ids.extend((ascending or ())[start : start + PROMPTS_A_CALL])
             while left is None or left > 0:
                 request.limit = left or 0
                 page, request.after = self._page(request)
@@ -380,6 +382,7 @@ class PoolClient:
                 if hopeless or time.monotonic() + pause > end:
                     raise self._error(what, error, trailing) from None
             time.sleep(pause)
+            # Of many clients of a server that restarts each comes once a second.
             pause = min(2 * pause, 1.0)
         raise PoolError(f"{what} at pool server {self._address}: this client was closed")
 

@@ -138,6 +138,7 @@ def _open(handler: Handler, threads: ThreadPoolExecutor) -> Handler:
         timer.cancel()
         return behavior(request, context, *callback)
 
+    # grpc's way of giving a handler other threads than the server's; both names are experimental there.
     hurried.experimental_thread_pool = threads  # type: ignore[attr-defined]
     hurried.experimental_non_blocking = getattr(behavior, "experimental_non_blocking", False)  # type: ignore[attr-defined]
     return _like(handler, hurried)

@@ -79,6 +79,7 @@ def hosted(place: PoolPlace, *, deadline: float = 30.0) -> Iterator[None]:
     """
     from rlep.services.pool.rpc.server import PoolServer, ServerOptions
 
+    # Not strict: of a Redis that takes no writes now a reader still wants to read.
     options = ServerOptions(listen=address_of(place), pool=place.name, deadline=deadline, strict=False)
 
     @contextmanager

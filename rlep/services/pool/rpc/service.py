@@ -23,6 +23,7 @@ from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Stated, Writ
 from rlep.services.pool.rpc.wire import (
     CALL_BYTES,
     ERROR_KEY,
+    PROMPTS_A_CALL,
     RECORDS_A_CALL,
     RECORDS_A_PAGE,
     export_frames,
@@ -61,6 +62,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         with self._admitting(context) as caller:
             name = self._allowed(caller, request.pool, Role.READ if request.read_only else Role.APPEND)
             epoch = self._registry.next_epoch(name, request.writer) if request.writer else None
+            # One that is too small would make records of others unusable.
             may_state = caller.role(name) >= Role.ADMIN or name not in self._registry.names()
             options = PoolOptions(
                 cap=request.cap or None,
@@ -81,6 +83,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             if head.call and not _CALL.fullmatch(head.call):
                 raise ConfigError(f"call {head.call!r:.40} is not 16 hex digits")
             found, refused = _decoded([*head.records, *_further(request_iterator, head)])
+            # No pool is made where nothing goes into it.
             if not found:
                 return _add_reply(AddReport(0, 0, tuple(refused)))
             writer = Writer(head.writer, head.epoch) if head.writer else UNFENCED
@@ -94,6 +97,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
     def Sample(self, request: pb.SampleRequest, context: Context) -> Iterator[pb.SampleFrame]:
         with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
+            # ``count`` may be any number for all that there is: the bound is on what can come.
             count = min(request.count, pool.most())
             if count * len(request.prompt_ids) > _LARGEST_DRAW:
                 raise ConfigError(
@@ -136,6 +140,8 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             every = pool.store.all_prompts if request.quarantined else pool.prompt_ids
+            if len(request.prompt_ids) > PROMPTS_A_CALL:
+                raise ConfigError(f"an export of {len(request.prompt_ids)} prompts: name at most {PROMPTS_A_CALL}")
             prompts = sorted(set(request.prompt_ids)) or every()
             limit = request.limit if 0 < request.limit <= RECORDS_A_PAGE else RECORDS_A_PAGE
             yield from export_frames(
@@ -159,6 +165,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         with self._admitting(context) as caller:
             name = self._allowed(caller, request.pool, Role.ADMIN)
             digest = self._registry.writer(name).seal()
+            # Readers opened it when it was not sealed, and would ask Redis for changes for ever.
             self._registry.forget(name)
             return pb.DigestReply(digest=digest)
 
@@ -194,6 +201,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
                 raise Refused(grpc.StatusCode.UNAUTHENTICATED, "no token that this server knows")
             yield caller
         except RecordsRemoved:
+            # The client draws again by itself: frames of the old draw may have been sent already.
             gone = "a drawn record was removed meanwhile: ask again"
             end(context, grpc.StatusCode.ABORTED, gone, ())
         except Refused as refusal:

@@ -25,6 +25,8 @@ MESSAGE_BYTES = 1 << 24
 """Largest message; the largest record takes half of it."""
 SMALL_BYTES = 1 << 20
 """Largest request but of ``Add`` and ``Sample``."""
+PROMPTS_A_CALL = 4096
+"""Most prompts that a client names in a listing or an export."""
 RECORDS_A_PAGE, PAGE_BYTES = 1024, 1 << 25
 """A page of an export ends with the record that reaches one of these."""
 ERROR_KEY = "rlep-error"
@@ -63,6 +65,7 @@ def export_frames(records: Iterable[Held], limit: int) -> Iterator[pb.ExportFram
         frame.records.append(pb.Record(**held._asdict()))
         framed, paged = framed + size, paged + size
         if number >= limit or paged >= PAGE_BYTES:
+            # Where this was the last record of all, the next page is empty.
             frame.next = held.place
             break
     yield frame

@@ -135,6 +135,7 @@ def raw_id(content_id: str) -> bytes:
 def decode(blob: bytes, prompt_id: str) -> Trajectory:
     """The trajectory in a record, its checksum verified. Raises ``RecordRefused`` with the reason."""
     check_prompt_id(prompt_id)
+    # A draw goes without this: it checks lengths, zstd's own checksum of the tokens, and that log-probs are finite.
     record = parse(blob)
     if (_checksum(blob),) != _CRC.unpack_from(blob, _CRC_AT):
         raise RecordRefused("record's checksum does not match its bytes")
@@ -214,6 +215,7 @@ def split_all(blobs: Sequence[bytes]) -> list[Sections]:
         & (kinds != 3) & (counts > 0) & (counts <= MAX_TOKENS) & (details <= MAX_DETAILS)
         & (logprobs_end + details == sizes)
     )  # fmt: skip
+    # One by one, which raises for the first wrong one with its reason.
     if not right.all():
         return list(map(split, blobs))
     dtypes = [_LOGPROB_DTYPES.get(kind) for kind in kinds.tolist()]

@@ -104,6 +104,7 @@ def connect(url: str, *, password_file: Path | None = None, timeout: float = 5.0
         "password": read_password(password_file),
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
+        # Ours has one deadline for all attempts; redis-py's would go on beyond it.
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }

@@ -86,6 +86,7 @@ class Sample(Mapping[str, Sequence[Trajectory]]):
     def _trajectory(self, k: int, prompt_id: str) -> Trajectory:
         part = slice(self.offsets[k], self.offsets[k + 1])
         logprobs = self.logprobs[part]
+        # NaN only stands for unknown here: log-probs that a record has are finite.
         known = None if np.isnan(logprobs[0]) else logprobs
         return rebuild(Record(self.tokens[part], known, bool(self.finished[k]), self.details[k]), prompt_id)
 
@@ -134,6 +135,7 @@ def part_of(ids: Sequence[bytes], records: Sequence[Sections]) -> Part:
         logprobs = known = np.frombuffer(b"".join(logprob_parts), dtype)
     else:
         logprobs, known = _mixed(records)
+    # All at once; which record it was is looked for only where one is wrong.
     if not _finite(known) or np.frombuffer(tokens, "<i4").min() < 0:
         raise _blamed(ids, records, check)
     return Part(ids, lengths, tokens, logprobs, finished, details)

@@ -39,6 +39,7 @@ def scan(store: Store, prompt_ids: Sequence[str], *, quarantined: bool = False, 
     to meanwhile may be seen with or without what changes; a record that goes is left out.
     """
     first, _, done = after.partition("/")
+    # At the prompt where a place within it is given, else behind all of it.
     begin = bisect_left(prompt_ids, first) if done else bisect_right(prompt_ids, first)
     for start in range(begin, len(prompt_ids), _PROMPTS):
         chunk = prompt_ids[start : start + _PROMPTS]
@@ -73,6 +74,7 @@ def trajectory_of(held: Held) -> Trajectory:
 
 
 def _read(store: Store, places: Sequence[tuple[str, bytes, bool]]) -> Iterator[Held]:
+    # A prompt's two kinds have keys of their own, so each kind is one command a prompt.
     blobs = {}
     for quarantined in (False, True):
         of_kind = groupby((place for place in places if place[2] == quarantined), key=lambda place: place[0])

@@ -149,6 +149,7 @@ class Store:
         prompts: dict[str, list[int]] = {}
         for position, entry in enumerate(entries):
             prompts.setdefault(entry.prompt_id, []).append(position)
+        # A named call is the same call from everywhere; others are told apart by their number within a thread.
         number = 0 if call else next(self._calls)
         kinds = ("state", "index", "changes", "totals", "labels", f"reply:{call or self._nonce()}", "q:", "x:")
         labels: dict[str, int] = {}
@@ -162,6 +163,7 @@ class Store:
         arguments = [writer, fence, cap, number, _mark(), len(labels), *labels, *records]
         reply = self._link.script(f"pool {self.name}: adding", "add", [self._key(kind) for kind in kinds], arguments)
         _, removed, answers = reply.decode().split(":")
+        # The script has sorted the records by prompt; whoever calls wants them in the order given.
         letters = [""] * len(entries)
         order = [position for positions in prompts.values() for position in positions]
         for position, letter in zip(order, answers, strict=True):
@@ -187,6 +189,7 @@ class Store:
         unlabelled, doing = bytes(_LABEL_BYTES), f"pool {self.name}: quarantining"
         if not entries:
             return 0
+        # The index first: a prompt without records does no harm, a record of a prompt that no index has is lost to every scan.
         first: list[Command] = [
             ("HSET", self._key("state"), "aside", 1),
             ("SADD", self._key("index"), *{entry.prompt_id for entry in entries}),
@@ -264,6 +267,7 @@ class Store:
 
     def quarantined(self) -> int:
         """Count the quarantined records."""
+        # In most pools nothing ever was: then no prompt has to be asked.
         if not self._one("counting", "HEXISTS", "state", "aside"):
             return 0
         return sum(self.counts(self.all_prompts(), quarantined=True))
