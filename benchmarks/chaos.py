@@ -1,6 +1,6 @@
 """A real run with live replay, while every kind of process is killed, stopped, scaled and continued: is its history right?
 
-    python benchmarks/chaos.py [--minutes 30] [--seed N] [--json FILE]
+    python benchmarks/chaos.py [--minutes 30] [--seed N] [--json FILE] [--set KEY=VALUE]
 
 The run is ``rlep train`` on the quickstart's task, with its own successes replayed and a checkpoint every five steps. A fault is
 drawn from ``Chaos.faults`` by the seed, at a moment that is drawn too. A run that ends is begun again by the same command.
@@ -315,6 +315,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, help="of the faults; printed, drawn by the clock where none is given")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where figures are written")
+    parser.add_argument("--set", action="append", default=[], help="an override of both runs, such as learner.gpus=1")
     arguments = parser.parse_args()
     seed = time.time_ns() % 2**31 if arguments.seed is None else arguments.seed
     os.environ[MARK] = f"{os.getpid()}-{time.time_ns()}"
@@ -323,7 +324,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rlep-chaos-") as home:
         task, questions = build_task(Path(home) / "task"), Path(home) / "questions.parquet"
         parquet.write_table(parquet.read_table(task.train).slice(0, QUESTIONS), questions)
-        settings = [f'model.path="{task.model_dir}"', f'data.train="{questions}"', "data.evaluation=[]"]
+        settings = [f'model.path="{task.model_dir}"', f'data.train="{questions}"', "data.evaluation=[]", *arguments.set]
         chaos, plain = Chaos(Run(Path(home), "faults", settings), seed), Run(Path(home), "plain", settings)
         try:
             chaos.go_on(arguments.minutes)
