@@ -49,6 +49,7 @@ class Dreaming(Forgetful):
 
     async def load_weights(self, weight_update: WeightUpdate) -> None:
         """Say that they are loaded."""
+        await self._running().resume_generation()
         self._loaded = weight_update.version
 
 
