@@ -13,6 +13,9 @@ in use, as a GPU's allocated bytes are. As the learner sets it, freed blocks are
 
 The models are the quickstart's and one of SmolLM2-135M's shape (30 layers) with random weights. Printed at last are the
 largest relative error of the plan over all cases, and the gradient bytes of a rank of four over those of one alone.
+
+``python benchmarks/memory.py --shape 7B configs/rlep.toml configs/machines/8x80gb.toml [--set KEY=VALUE]``: one rank at a real
+shape, phase by phase, in some ten seconds: where there is a GPU on it, for ``learner.ranks = 1``, and else in shapes alone.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -40,6 +43,11 @@ from rlep.driver.plan_learner import plan_learner
 from rlep.engines.learner import device_state, head
 from rlep.engines.learner.packed_row import largest_update
 from rlep.engines.learner.rank import LearnerRank
+
+if TYPE_CHECKING:
+    from benchmarks.parts.shape_run import SHAPES, measure_shape
+else:
+    from parts.shape_run import SHAPES, measure_shape
 
 TOY = Path(__file__).resolve().parents[1] / "rlep" / "quickstart" / "model"
 SMOL = {
@@ -197,7 +205,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON line per case, then the summary")
     parser.add_argument("--only", help="cases whose name contains this; there is no summary then")
     parser.add_argument("--out", type=Path, help="also write everything to this file, with the machine's description")
+    parser.add_argument("--shape", choices=SHAPES, help="one rank at this shape under the config files")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with --shape: a key's value")
+    parser.add_argument("config", nargs="*", type=Path, help="with --shape: config files")
     chosen = parser.parse_args()
+    if chosen.shape:
+        print(json.dumps(figures := measure_shape(chosen.shape, chosen.config, chosen.set), indent=2))
+        if chosen.out:
+            chosen.out.write_text(json.dumps(figures, indent=2) + "\n")
+        return
     started, rows = time.monotonic(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as name:
         models = {"toy": TOY, "135M": Path(name)}

@@ -373,7 +373,7 @@ def truncated_importance(old: Tensor, behaviour: Tensor, chosen: Tensor, cap: fl
     For fresh tokens μ is another implementation of θ0 (or, with staleness, an earlier version), for replayed ones the policy
     that once sampled them.
     """
-    if torch.isnan(behaviour[chosen]).any():
+    if (torch.isnan(behaviour) & chosen).any():
         raise ValueError(
             "importance sampling needs behaviour_logprobs of every token it weighs; some are unknown (NaN)"
         )

@@ -116,11 +116,13 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     matrix = 0 if adapters else shape.vocabulary * shape.hidden  # of the head, whose gradient is computed
     logits = 4 * tokens * shape.vocabulary
     probabilities = min(KEPT_PROBABILITY_BYTES[device], logits)
-    chunks = 3 * min(HEAD_CHUNK_BYTES[device], logits)
+    chunk = min(HEAD_CHUNK_BYTES[device], logits)
     # The head sums its weight's gradient in float32, and rounds it when its chunks are gone; a CPU rounds each product.
     rounded = 0 if width == 4 else matrix * width
-    beside = max(chunks, rounded) if learner.gpus else chunks + rounded
-    head = (kept + ends, probabilities + 4 * matrix + beside)
+    # A chunk's probabilities and a rounded copy; for a gradient of entropies logits too, and both of the chunk before.
+    multiplied = chunk * (4 if config.loss.entropy_coef else 1) + (0 if width == 4 else chunk // 2)
+    summing = 4 * matrix + (max(multiplied, rounded) if learner.gpus else 3 * chunk + rounded)
+    head = (kept + ends, probabilities + max(3 * chunk, summing))
     norm = (kept + ends, probabilities + matrix * width + 16 * tokens * shape.hidden)  # four hidden states in float32
     weights = adapters or shape.layer_parameters
     flowing = tokens * (2 * shape.intermediate + 2 * shape.hidden) * width

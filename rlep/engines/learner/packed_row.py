@@ -91,12 +91,13 @@ def largest_update(ranks: int, micro_batch_tokens: int, longest: int, micro_batc
 
     Of three the second is computed while the first one's gradients are held, and ends with the gathered weights still there
     for the third: no update needs more. Sequences have ``longest`` tokens, nearly all of them response, with a shorter one
-    where another does not fit. Advantages are zero.
+    where another does not fit. Advantages are zero, and every log-prob that a loss may ask for is there.
     """
     each = [longest] * max(1, micro_batch_tokens // longest)
     rest = micro_batch_tokens - sum(each)
     lengths = np.array((each + [rest] * (rest > 1)) * (micro_batches * ranks), dtype=np.int64)
     count = len(lengths)
+    logprobs = np.zeros(lengths.sum() - count, dtype=np.float32)
     return SequenceBatch(
         tokens=np.zeros(lengths.sum(), dtype=np.int32),
         offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]),
@@ -105,5 +106,6 @@ def largest_update(ranks: int, micro_batch_tokens: int, longest: int, micro_batc
         trained=np.ones(count, dtype=np.bool_),
         groups=np.arange(count, dtype=np.int32),
         replayed=np.zeros(count, dtype=np.bool_),
-        old_logprobs=np.zeros(lengths.sum() - count, dtype=np.float32),
+        old_logprobs=logprobs,
+        behaviour_logprobs=logprobs,
     )

@@ -123,17 +123,11 @@ class LearnerRank:
         Raises:
             UpdateError: the batch has no old log-probs.
         """
-        fraction = self.config.loss.high_entropy_fraction
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
         # Before anything changes the weights: later mini-batches of this rollout are scored under the present ones.
         self._start.updating(rollout, keep=self.config.keeps_start_weights)
-        high_entropy = None
-        if fraction < 1:
-            # The threshold is one of the whole update, so all entropies are known before the first micro-batch.
-            mask = np.repeat(batch.trained, batch.response_lengths)
-            high_entropy = high_entropy_mask(self._no_grad_pass(batch, entropy=True), mask, fraction)
-        return self._step(batch, rollout, self._policy_loss(batch, high_entropy), entropy=True)
+        return self._step(batch, rollout, self._policy_loss(batch), entropy=True)
 
     def rehearse(self) -> None:
         """Compute the gradients of the largest update that the configuration allows, and drop them; all state stays to the bit.
@@ -142,12 +136,17 @@ class LearnerRank:
         """
         batch = largest_update(self._world, self.config.learner.micro_batch_tokens, self.config.context)
         self._start.updating(-1, keep=self.config.keeps_start_weights)
-        self._accumulate(batch, self._policy_loss(batch, None), entropy=True)
+        self._accumulate(batch, self._policy_loss(batch), entropy=True)
         self._optimizer.drop_gradients()
         self._start.forget()
         reset_peak_memory(self._device)
 
-    def _policy_loss(self, batch: SequenceBatch, high_entropy: BoolArray | None) -> RowLoss:
+    def _policy_loss(self, batch: SequenceBatch) -> RowLoss:
+        fraction, high_entropy = self.config.loss.high_entropy_fraction, None
+        if fraction < 1:
+            # The threshold is one of the whole update, so all entropies are known before the first micro-batch.
+            mask = np.repeat(batch.trained, batch.response_lengths)
+            high_entropy = high_entropy_mask(self._no_grad_pass(batch, entropy=True), mask, fraction)
         reference = self._reference_logprobs if self.config.loss.kl_coef else None
         return policy_loss(batch, self.config, high_entropy, reference)
 

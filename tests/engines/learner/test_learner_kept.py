@@ -150,6 +150,30 @@ def test_a_rehearsal_of_the_largest_update_leaves_no_trace(start: Callable[..., 
     np.testing.assert_array_equal(scores, plain)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"loss": {"tis_cap": 2.0}},
+        {"replay": {"count": 1, "is_cap": 2.0}},
+        {"loss": {"high_entropy_fraction": 0.2}},
+    ],
+    ids=["tis_cap", "is_cap", "high_entropy_fraction"],
+)
+def test_every_loss_is_rehearsed_with_the_log_probs_and_the_entropies_that_it_asks_for(
+    start: Callable[..., LearnerRank], keys: dict[str, dict[str, float]]
+) -> None:
+    learner = start(
+        **keys,
+        micro_batch_tokens=50,
+        data={"max_prompt_tokens": 8},
+        rollout={"max_tokens": 16},
+        reward={"overlong_buffer": 0},
+    )
+    before = weights_of(learner)
+    learner.rehearse()
+    assert same(weights_of(learner), before)
+
+
 def held(learner: LearnerRank) -> list[Tensor]:
     """Weights, moments, the reference's weights, and those kept from before the rollout."""
     assert learner._reference is not None

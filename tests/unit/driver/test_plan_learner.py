@@ -128,11 +128,22 @@ def test_cpu_offload_moves_the_shares_to_the_host() -> None:
     assert on_cpu.host_bytes == on_cpu.peak_bytes
 
 
+CHUNK = 256 * 2**20
+
+
 @pytest.mark.parametrize(
-    ("vocabulary", "beside"),
-    [(1_000_000, 3 * 256 * 2**20), (10_000_000, 2 * 640_000_000)],  # logits of three chunks; the gradient in bfloat16
+    ("vocabulary", "entropy_coef", "nbytes"),
+    [
+        (1_000_000, 0.0, 3 * CHUNK),  # forward: logits, probabilities, and a logarithm of the sum
+        (2_000_000, 0.0, 4 * 128_000_000 + CHUNK + CHUNK // 2),  # the sum, and a chunk in float32 and bfloat16
+        (2_000_000, 0.1, 4 * 128_000_000 + 4 * CHUNK + CHUNK // 2),  # its logits too, and both of the one before
+        (10_000_000, 0.0, 4 * 640_000_000 + 2 * 640_000_000),  # the sum, and what it is rounded to
+    ],
 )
-def test_on_a_gpu_the_head_holds_a_float32_sum_and_its_chunks_or_the_rounded_sum(vocabulary: int, beside: int) -> None:
+def test_on_a_gpu_the_head_holds_three_chunks_or_its_gradient_s_sum_and_what_is_beside_it(
+    vocabulary: int, entropy_coef: float, nbytes: int
+) -> None:
     wide = ModelShape(1, 64, 64, vocabulary, 1, 1, 64, tied=True, attention_bias=False)
-    config = load_config([], ["learner.gpus=1", "learner.ranks=4", "learner.activation_checkpointing=true"])
-    assert plan_learner(config, wide).work_bytes == 4 * 64 * vocabulary + beside
+    keys = ["learner.gpus=1", "learner.ranks=4", "learner.activation_checkpointing=true"]
+    config = load_config([], [*keys, f"loss.entropy_coef={entropy_coef}"])
+    assert plan_learner(config, wide).work_bytes == nbytes
