@@ -1,7 +1,7 @@
 """Speed of the learner on one GPU: updates, scoring and the output head, with each option that may make them faster.
 
 ``python benchmarks/gpu_learner.py [--json]`` measures the shape of Qwen2.5-Math-1.5B (32 GB of GPU memory, 3 GB of disk) in
-about two minutes on an H100. It needs torch, transformers and pydantic, neither vLLM nor Ray. ``--shape 7b`` needs 140 GB of
+two and a half minutes on an H200. It needs torch, transformers and pydantic, neither vLLM nor Ray. ``--shape 7b`` needs 140 GB of
 GPU memory, or fewer layers of the same width: ``--layers 6`` takes 45 GB, and its FLOP utilisation is about that of the whole.
 ``--shape tiny`` runs everything on a CPU with a model of some thousand weights.
 

@@ -123,9 +123,6 @@ def test_a_tied_head_that_the_files_hold_too_is_published_once(family: str, tmp_
     save_file(held | {"lm_head.weight": -head}, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match="tie_word_embeddings is true, and the safetensors hold"):
         check_output_head(config)
-    # A run is refused by that. Without it vLLM unties the head, which the learner does not publish.
-    with pytest.raises(ModelError, match=r"the learner offers \d+ weights, .* 1 missing: lm_head.weight$"):
-        weights(Rig(config, *places))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
