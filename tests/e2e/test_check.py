@@ -24,12 +24,14 @@ NAMES = [
     "preemption",
     "weights",
     "lost member",
+    "turns",
 ]
 
 
 @pytest.mark.timeout(1800)
 def test_every_check_passes_on_cpus(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "rlep", "check", str(BASE), "--try", "--json", "--set", f'model.path="{MODEL}"']
+    words += ["--set", "cluster.placement=colocated"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=1780, check=False)
     found = json.loads(done.stdout)
     parts = found["findings"][-len(NAMES) :]

@@ -15,6 +15,7 @@ import numpy as np
 from rlep.check.parts.learner_checks import make_rank
 from rlep.check.parts.outcome import CheckFailed
 from rlep.check.parts.synthetic import Rig
+from rlep.config.schema import Config
 from rlep.core.plural import counted
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.learner.rank import LearnerRank
@@ -38,9 +39,9 @@ def generator(rig: Rig, sampler: type[Sampler] = Sampler) -> str:
 async def _generator(rig: Rig, kind: type[Sampler]) -> str:
     async with started(rig, kind) as sampler:
         sampler.serve_base(0)
-        requests, sampling = _requests(rig), Sampling(1.0, 1.0, 0, min(MAX_TOKENS, rig.config.rollout.max_tokens))
+        requests, sampling = requests_of(rig), Sampling(1.0, 1.0, 0, min(MAX_TOKENS, rig.config.rollout.max_tokens))
         begun = time.perf_counter()
-        first, second = [await _sampled(sampler, requests, sampling) for _ in range(2)]
+        first, second = [await sampled(sampler, requests, sampling) for _ in range(2)]
         seconds = time.perf_counter() - begun
         changed = [a.request_id for a, b in zip(first, second, strict=True) if not np.array_equal(a.tokens, b.tokens)]
         if changed and not rig.config.generator.gpus:  # a GPU rounds otherwise in another batch
@@ -71,7 +72,7 @@ async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
     }
     async with started(rig, kind, cramped) as sampler:
         sampler.serve_base(0)
-        asked = _requests(rig, CRAMPED_PROMPT)
+        asked = requests_of(rig, CRAMPED_PROMPT)
         answers = [c async for some in sampler.generate(asked, Sampling(1.0, 1.0, 0, MAX_TOKENS)) for c in some]
         count = (await sampler.health()).preempted
     if not count:
@@ -82,10 +83,8 @@ async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
             f"{len(wrong)} of {len(asked)} requests were not answered once after {counted(count, 'preemption')}, "
             f"{wrong[0]} {counted(times[wrong[0]], 'time')}"
         )
-    prompts = {request.id: request.tokens for request in asked}
     with closing(make_rank(rig, LearnerRank, "preemption")) as made:
-        exact = made.score(probe_batch([(prompts[answer.request_id], answer.tokens) for answer in answers]))
-    difference = float(np.abs(exact - np.concatenate([answer.logprobs for answer in answers])).mean())
+        difference = difference_to(made, asked, answers)
     allowed = LOGPROB_TOLERANCE[rig.config.generator.compute_dtype]
     if not difference <= allowed:
         raise CheckFailed(
@@ -98,10 +97,19 @@ async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
     )
 
 
+def difference_to(made: LearnerRank, requests: Sequence[Request], answers: Sequence[Completion]) -> float:
+    """Mean difference of sampled log-probs from those of the learner, in nats."""
+    prompts = {request.id: request.tokens for request in requests}
+    exact = made.score(probe_batch([(prompts[answer.request_id], answer.tokens) for answer in answers]))
+    return float(np.abs(exact - np.concatenate([answer.logprobs for answer in answers])).mean())
+
+
 @asynccontextmanager
-async def started(rig: Rig, kind: type[Sampler], changes: Mapping[str, Any] = NO_CHANGES) -> AsyncIterator[Sampler]:
+async def started(
+    rig: Rig, kind: type[Sampler], changes: Mapping[str, Any] = NO_CHANGES, config: Config | None = None
+) -> AsyncIterator[Sampler]:
     """A generator in this process, with ``changes`` of vLLM's arguments; none of its weights are served yet."""
-    config = rig.sampler()
+    config = config or rig.sampler()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     prepare_environment(config)
     sampler = kind(rig.model, config, changes)
@@ -112,12 +120,14 @@ async def started(rig: Rig, kind: type[Sampler], changes: Mapping[str, Any] = NO
         await sampler.close()
 
 
-def _requests(rig: Rig, length: int = 4) -> list[Request]:
+def requests_of(rig: Rig, length: int = 4) -> list[Request]:
+    """Random prompts of ``length`` tokens, each with a seed of its own."""
     batch = rig.batch([length] * REQUESTS, seed=1)
     prompts = np.split(batch.tokens, batch.offsets[1:-1])
     return [Request(f"r{i}", f"p{i}", prompt, 0, seed=i) for i, prompt in enumerate(prompts)]
 
 
-async def _sampled(sampler: Sampler, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+async def sampled(sampler: Sampler, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    """One response for each request, in their order."""
     found = {c.request_id: c async for some in sampler.generate(requests, sampling) for c in some}
     return [found[request.id] for request in requests]

@@ -68,9 +68,12 @@ class Rig:
         """The plain configuration with one copy of the model, and these changes of its learner."""
         return self.plain.with_values(learner={"replicas": 1} | changes)
 
-    def sampler(self) -> Config:
-        """The configuration with one worker and a share of the GPU for the generator."""
-        return self.config.with_values(generator={"tensor_parallel": 1, "memory_utilization": SHARE})
+    def sampler(self, share: float = SHARE) -> Config:
+        """The configuration with one generator of one worker, and a share of the GPU for it."""
+        generator = {"count": 1, "tensor_parallel": 1, "gpus": min(1.0, self.config.generator.gpus)}
+        return self.config.with_values(
+            generator=generator | {"memory_utilization": share}, learner={"ranks": 1, "replicas": 1}
+        )
 
     def batch(self, lengths: Sequence[int], seed: int = 0) -> SequenceBatch:
         """Random sequences of these lengths, a third of each its prompt, groups of two with advantages 1 and -1."""

