@@ -37,10 +37,17 @@ from rlep.engines.sampler.setup import PROBES
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED
 
+CANDIDATES = 64
+"""Prompts that the log-prob check takes the longest of."""
+
 
 def probes_of(prompts: Sequence[Prompt]) -> Probes:
-    """Return fixed sequences for the log-prob check: the first prompts' own text, one half given, the other scored."""
-    chosen = [prompt.tokens for prompt in prompts if len(prompt.tokens) > 1][:PROBES]
+    """Return fixed sequences for the log-prob check: the longest of the first prompts, one half given, the other scored.
+
+    The check takes a mean: of few tokens, two improbable ones that bfloat16 rounds otherwise would decide it.
+    """
+    first = sorted((prompt.tokens for prompt in prompts[:CANDIDATES]), key=len, reverse=True)
+    chosen = [tokens for tokens in first[:PROBES] if len(tokens) > 1]
     return [(tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]) for tokens in chosen]
 
 

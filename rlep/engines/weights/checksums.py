@@ -1,6 +1,7 @@
 """Checksums of weights, the same however they are sharded.
 
-They tell whether weights changed from one version to the next, and whether a file holds those that were published.
+They tell whether weights changed from one version to the next, and whether a file or an engine holds those that were
+published. A sum does not know the order of its elements: weights that only changed places are the log-prob check's to find.
 """
 
 from __future__ import annotations
