@@ -19,11 +19,11 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.plural import counted, sized
-from rlep.driver.model_shape import read_shape
-from rlep.driver.plan_cpus import cpu_shortage, wanted_cpus
-from rlep.driver.plan_fit import lowering_settings, plan_fit
-from rlep.driver.plan_host import HostPlan, plan_host
-from rlep.driver.plan_learner import plan_learner
+from rlep.plan.cpus import cpu_shortage, wanted_cpus
+from rlep.plan.fit import lowering_settings, plan_fit
+from rlep.plan.host import HostPlan, plan_host
+from rlep.plan.learner import plan_learner
+from rlep.plan.model_shape import read_shape
 
 OBJECT_STORE_BYTES = 2**30
 LEAST_DISK_BYTES = 2 * 2**30

@@ -11,7 +11,7 @@ from rlep.check.parts.synthetic import LAYERS
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
 from rlep.core.plural import sized
-from rlep.driver.model_shape import read_shape, width_of
+from rlep.plan.model_shape import read_shape, width_of
 
 MODEL_WIDTH, TRAINER_WIDTH, VERSIONS = 2, 12, 2
 """Bytes a weight of the small model's file and of a trainer's state, and versions of the weights in shared memory."""

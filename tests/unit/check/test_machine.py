@@ -21,7 +21,7 @@ from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core import builds
 from rlep.core.errors import ConfigError, PlacementError
-from tests.unit.driver.test_plan import MATH_7B
+from tests.unit.plan.test_plan import MATH_7B
 
 MODEL = Path("rlep/quickstart/model").absolute()
 ON_GPUS = ["learner.gpus=1", "generator.gpus=1", "cluster.placement=colocated"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlep.config.schema import Config
-from rlep.driver.model_shape import ModelShape, width_of
-from rlep.driver.plan_learner import plan_learner
-from rlep.driver.plan_memory import GIB, plan_memory
+from rlep.plan.learner import plan_learner
+from rlep.plan.memory import GIB, plan_memory
+from rlep.plan.model_shape import ModelShape, width_of
 
 ENGINE_BYTES, RANK_BYTES = 2 * GIB, 3 * GIB // 2
 """Host memory of a process on GPUs beside tensors: the code of vLLM or torch, CUDA's context. Rough."""
