@@ -113,9 +113,9 @@ class RolloutConfig(Section):
         0,
         requires=[
             needs(
-                "loss.tis_cap",
-                because="set it, e.g. to 2: old log-probs are those of the learner at the start of the step, and only importance "
-                "sampling brings tokens of an older policy to it",
+                "loss.correction",
+                because='set { weight = "token", cap = 2 }: old log-probs are those of the learner at the start of the step, and '
+                "only importance sampling brings tokens of an older policy to it",
             )
         ],
         excludes=[
@@ -249,6 +249,12 @@ class Config(Section):
             raise ConfigError(
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be smaller than "
                 f"rollout.max_tokens = {rollout.max_tokens}; 0 switches the penalty off"
+            )
+        correction = self.loss.correction
+        if rollout.max_staleness and correction is not None and correction.weight is None:
+            raise ConfigError(
+                f"rollout.max_staleness = {rollout.max_staleness} needs loss.correction.weight: a mask alone does not bring "
+                'tokens of an older policy to that of the step; set it to "token"'
             )
         if reward.correct <= reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")

@@ -34,6 +34,7 @@ SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "string_type": lambda ctx: "must be text",
     "string_unicode": lambda ctx: "must be text in UTF-8",
     "path_type": lambda ctx: "must be a path, as text",
+    "model_type": lambda ctx: "must be a table of names and values",
     "dict_type": lambda ctx: "must be a table of names and values",
     "tuple_type": lambda ctx: "must be a list",
     "too_long": lambda ctx: f"must have at most {counted(ctx['max_length'], 'value')}",
@@ -216,7 +217,7 @@ def _sentence(issue: Any, sources: Mapping[str, str]) -> str:
     shown = "" if key == "pool.url" else f" = {issue['input']!r}"  # a URL may hold a password
     named = (".".join(parts[:count]) for count in range(len(parts), 0, -1))  # an item of a list: where the list is from
     source = next((sources[name] for name in named if name in sources), "")
-    of_several = isinstance(issue["input"], Mapping)  # a section's own check names its keys
+    of_several = isinstance(issue["input"], Mapping) and len(parts) < 2  # a section's own check names its keys
     return f"{source}{key}{shown}: {text}" if key and not of_several else text
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlep.config.replay import plain_sampling
-from rlep.config.section import Count, Decay, Positive, Section, Share, Weight, clashes, needs, option
+from rlep.config.section import CorrectionConfig, Count, Decay, Positive, Section, Share, Weight, clashes, needs, option
 
 Aggregation = Literal["token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
 
@@ -63,8 +63,8 @@ class LossConfig(Section):
         excludes=[clashes("loss.dual_clip", because='cispo bounds the ratio itself; set loss.dual_clip = "none"')],
     )
     """Clipped surrogate, or clipped importance weights on the log-probs (CISPO)."""
-    tis_cap: float | None = option(None, requires=plain_sampling(), gt=0)
-    """Truncated importance sampling between sampler and learner, capped here; None is off."""
+    correction: CorrectionConfig | None = option(None, requires=plain_sampling())
+    """Importance weights and masks of fresh tokens, for the mismatch of sampler and learner; None is off."""
     kl_coef: Weight = 0.0
     """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
     kl_estimator: Literal["k1", "k2", "k3"] = option(

@@ -35,7 +35,7 @@ def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
 def with_old_logprobs(run: Run, ready: MiniBatch, current: Float32Array) -> ScoredMiniBatch:
     """Add old log-probs; ``current``: the learner's log-probs of ``ready.batch`` under θ_k, ``[R]``."""
     members, rule = [member for group in ready.groups for member in group.members], run.config.replay
-    if rule.is_cap is not None:
+    if rule.correction is not None:
         for group in ready.groups:
             for member in group.replays:
                 stored_logprobs(member, run.tokenizer_digest)  # says why they may not be compared with θ_k's

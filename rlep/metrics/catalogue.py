@@ -132,8 +132,18 @@ METRICS: tuple[Metric, ...] = (
     Metric("staleness/mean", "versions", "Mean policy lag of the fresh tokens (rollout.max_staleness)"),
     Metric("staleness/max", "versions", "Largest policy lag of a fresh token"),
     Metric("staleness/stale", "share", "Fresh tokens with a policy lag"),
-    Metric("tis/weight", "ratio", "Mean truncated importance weight of the fresh trained tokens (loss.tis_cap)"),
-    Metric("tis/truncated", "share", "Fresh trained tokens whose importance weight was cut to loss.tis_cap"),
+    Metric(
+        "correction/weight/<source>",
+        "ratio",
+        "Mean weight of the trained tokens of this source (loss.correction, replay.correction); 0 for masked ones",
+    ),
+    Metric("correction/truncated/<source>", "share", "Tokens of this source whose weight was cut to cap"),
+    Metric("correction/masked/<source>", "share", "Tokens of this source that were left out, outside low and high"),
+    Metric(
+        "correction/effective/<source>", "share", "Effective sample size of these weights over the number of tokens"
+    ),
+    Metric("correction/chi2/<source>", "chi2", "Chi-squared divergence of the learner from the sampler, over tokens"),
+    Metric("correction/chi2_sequence/<source>", "chi2", "The same, over whole sequences"),
     Metric("weights/version", "version", "Policy version the step trains; its rollouts' too, unless they are stale"),
     Metric("weights/logprob_difference", "nats", "Largest of the generators' mean log-prob differences to the learner"),
     Metric("weights/logprob_tolerance", "nats", "Mean log-prob difference that generators accept"),

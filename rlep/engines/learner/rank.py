@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rlep.algorithms.corrections import importance
 from rlep.algorithms.loss import LossSums, packed_policy_loss, packed_tokens
 from rlep.algorithms.loss_values import high_entropy_mask, normalizers, regulariser_normalizers
 from rlep.algorithms.packing import Budget, pack, take
@@ -362,12 +363,14 @@ def policy_loss(
     limit = config.rollout.max_tokens
     weights = normalizers(batch, config.loss, fixed_length=limit)  # [S]
     kept = regulariser_normalizers(batch, config.loss, fixed_length=limit)  # [S]
+    factors = importance(batch, config.loss, config.replay)  # [R]
 
     def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
         with torch.no_grad():
             base = None if reference is None else reference(row)
         chosen = None if high_entropy is None else torch.from_numpy(row.of_responses(high_entropy)).to(logprobs.device)
         values = {"reference_logprobs": base, "entropy": entropy, "high_entropy": chosen}
+        values["importance"] = None if factors is None else row.of_responses(factors)
         values["regulariser_weights"] = None if batch.regularised is None else row.of_sequences(kept)
         part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
         return packed_policy_loss(part, config.loss, config.replay)

@@ -68,6 +68,18 @@ ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
         (["rollout.prompts=32"], r"update\.prompts = 64 does not divide rollout\.prompts = 32"),
         (["rollout.max_tokens=512"], r"reward\.overlong_buffer = 512 must be smaller than rollout\.max_tokens = 512"),
         (["rollout.fresh=1"], r"rollout\.fresh = 1 without replays"),
+        (
+            ["rollout.max_staleness=1", "loss.correction.mask=geometric", "loss.correction.high=1.01"],
+            r"rollout\.max_staleness = 1 needs loss\.correction\.weight: a mask alone",
+        ),
+        (["loss.correction=2"], r"loss\.correction = 2: must be a table of names and values"),
+        (
+            ["loss.correction.weight=token"],
+            r"^loss\.correction = \{'weight': 'token'\}: nothing bounds a ratio here: set cap",
+        ),
+        (["loss.correction.cap=-1"], r"loss\.correction\.cap = -1: must be more than 0"),
+        (["loss.correction.caps=2"], r"loss\.correction\.caps = 2: is not a known key"),
+        (["loss.tis_cap=2"], r"unknown key loss\.tis_cap; did you mean loss\.correction\?"),
         (["reward.correct=-1"], r"reward\.correct = -1\.0 must exceed reward\.otherwise = -1\.0"),
         (
             ["generator.lease_s=153"],
@@ -121,7 +133,7 @@ def test_a_best_checkpoint_by_evaluations_that_none_has_is_refused(overrides: li
         ["loss.kl_estimator=k1"],
         ["loss.kl_coef=0.03", "loss.kl_estimator=k2"],
         [WARM],
-        ["loss.tis_cap=2"],
+        ['loss.correction={weight="token",cap=2}'],
         [WARM, *LIVE],
         [WARM, "replay.count=2", "replay.old_logprobs=behaviour"],  # the pool's records say how they were sampled
         [*BEST, "checkpoint.every=5"],
