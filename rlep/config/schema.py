@@ -258,7 +258,7 @@ class Config(Section):
             )
         if reward.correct <= reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
-        if rollout.fresh == 1 and self.replay.count == 0:
+        if rollout.fresh == 1 and self.replay.count == 0 and self.advantage.estimator != "batch":
             raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
         if update.schedule != "constant" and self.schedule_end <= update.warmup:
             raise ConfigError(

@@ -31,14 +31,32 @@ class RewardConfig(Section):
 class AdvantageConfig(Section):
     """One baseline over the mixed group (eq. 5)."""
 
-    estimator: Literal["group", "leave-one-out"] = "group"
-    """``group``: GRPO. ``leave-one-out``: RLOO."""
+    estimator: Literal["group", "leave-one-out", "batch"] = option(
+        "group",
+        requires=[needs("advantage.scale", "batch", when=("batch",), because="the whole rollout is its only baseline")],
+        excludes=[
+            clashes(
+                "advantage.drop_constant", when=("batch",), because="a group of equal rewards has a gradient with it"
+            )
+        ],
+    )
+    """``group``: GRPO. ``leave-one-out``: RLOO. ``batch``: REINFORCE++, without a baseline of the group's own."""
     ddof: Literal[0, 1] = 1
     """Degrees of freedom subtracted in the standard deviation."""
     eps: float = Field(1e-6, ge=0)
     """Added to the standard deviation."""
-    scale: bool = True
-    """Divide by the standard deviation; False is Dr.GRPO."""
+    scale: Literal["group", "batch", "none"] = option(
+        "group",
+        excludes=[
+            clashes(
+                "update.stream",
+                when=("batch",),
+                because="its mean and deviation are known only when the whole rollout is; switch streaming off",
+            )
+        ],
+    )
+    """Divisor: standard deviation of the group (``leave-one-out`` has none), of all tokens of the rollout, whose mean is then 0
+    (``batch``; with ``estimator = "group"`` REINFORCE++-baseline), or 1 (``none``: Dr.GRPO)."""
     drop_constant: bool = False
     """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there either
     way, and are not computed. KL and entropy, where they are on, act on them all the same."""
