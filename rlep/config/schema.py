@@ -189,7 +189,12 @@ class Config(Section):
     @property
     def schedule_end(self) -> int:
         """Rollouts or updates of the run, whichever ``update.unit`` counts: the end of a decay."""
-        return self.run.steps * (self.rollout.prompts // self.update.prompts if self.update.unit == "updates" else 1)
+        return self.run.steps * (self.updates_per_step if self.update.unit == "updates" else 1)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of a whole rollout."""
+        return self.update.epochs * (self.rollout.prompts // self.update.prompts)
 
     @property
     def on_update(self) -> Literal["wait", "keep", "abort"]:

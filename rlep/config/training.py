@@ -108,6 +108,8 @@ class UpdateConfig(Section):
 
     prompts: Positive = 64
     """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
+    epochs: Positive = 1
+    """Passes over the mini-batches of a rollout, in the same order; old log-probs stay those of the start of the step."""
     stream: bool = option(
         False,
         excludes=[

@@ -59,9 +59,9 @@ async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | 
         batches = mini_batches(run, groups)
         with clock.phase("score"):  # all at θ_k
             scored = [with_old_logprobs(run, ready, await learner.score(ready.batch)) for ready in batches]
-        updates = []
-        with clock.phase("update"), run.progress.phase("update", len(scored), "updates") as advance:
-            for ready in scored:  # P/B optimizer steps, equation 4
+        updates, passes = [], scored * run.config.update.epochs
+        with clock.phase("update"), run.progress.phase("update", len(passes), "updates") as advance:
+            for ready in passes:  # P/B optimizer steps, equation 4
                 updates.append(await learner.update(ready.batch, rollout=k))
                 advance(1)
         with clock.phase("publish"):
