@@ -7,7 +7,7 @@ Terms are computed in float64, where |Δ log-prob| up to the clamp keeps its dig
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -144,6 +144,8 @@ def packed_policy_loss(
     Adding the losses, gradients and sums of all micro-batches of all ranks gives those of the update.
     """
     _check_supplied(packed, loss, replay)
+    if loss.kl_coef and loss.kl_estimator == "k1":
+        packed = replace(packed, advantages=_kl_in_reward(packed, loss.kl_coef))
     logprobs, old = _masked(packed.logprobs, packed.mask), _constant(packed.old_logprobs, packed.mask)
     advantages = _constant(packed.advantages, packed.mask)  # [R]
     log_ratio = logprobs - old
@@ -249,11 +251,26 @@ def _sequence_mean(log_ratio: Tensor, packed: PackedTokens) -> Tensor:
     return (totals / _token_counts(packed).clamp(min=1))[packed.sequences]
 
 
+def _kl_in_reward(packed: PackedTokens, coefficient: float) -> Tensor:
+    """Advantages ``[R]`` less coefficient × Σ of log π_θ0 − log π_ref over a fresh token and those after it in its sequence.
+
+    Its expected gradient at θ0 is that of the KL of whole responses. A replay is no sample of the policy, and keeps its own.
+    """
+    if packed.reference_logprobs is None:
+        raise ValueError("kl_coef needs reference_logprobs")
+    fresh = packed.mask & ~packed.replayed[packed.sequences]
+    old, reference = _constant(packed.old_logprobs, fresh), _constant(packed.reference_logprobs, fresh)
+    kl = kl_estimate(old, reference, "k1")  # [R]
+    totals = torch.zeros(len(packed.weights), dtype=torch.float64, device=kl.device).index_add(0, packed.sequences, kl)
+    to_go = totals.cumsum(0)[packed.sequences] - kl.cumsum(0) + kl
+    return _constant(packed.advantages, packed.mask) - coefficient * torch.where(fresh, to_go, 0.0)
+
+
 def _regularisers(packed: PackedTokens, loss: LossConfig) -> Tensor:
     """The weighted terms of KL and entropy ``[R]``, which know no advantage and act on constant groups too."""
     logprobs = _masked(packed.logprobs, packed.kept)
     terms = torch.zeros_like(logprobs)
-    if loss.kl_coef and packed.reference_logprobs is not None:
+    if loss.kl_coef and loss.kl_estimator != "k1" and packed.reference_logprobs is not None:
         reference = _constant(packed.reference_logprobs, packed.kept)
         terms = terms + loss.kl_coef * kl_estimate(logprobs, reference, loss.kl_estimator)
     if loss.entropy_coef and packed.entropy is not None:
@@ -376,7 +393,8 @@ def shaped_terms(ratio: Tensor, advantages: Tensor, gamma: float) -> Tensor:
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """Schulman's estimators of KL(π ‖ reference) per token: k1 = δ, k2 = δ²/2, k3 = e^−δ − 1 + δ with δ = l − l_ref.
 
-    As a loss, k1's gradient is zero in expectation on-policy; k2 has the KL's own gradient; k3 is GRPO's choice.
+    As a loss, k1's gradient is zero in expectation on-policy: it belongs in the reward. k2 has the KL's own gradient; k3 is
+    GRPO's choice.
     """
     delta = (logprobs - reference).clamp(-20.0, 20.0)
     if estimator == "k1":

@@ -89,14 +89,14 @@ class LossConfig(Section):
         "k3",
         excludes=[
             clashes(
-                "loss.kl_coef",
+                "advantage.drop_constant",
                 when=("k1",),
-                because='in the loss its gradient is zero in expectation, so it holds the policy nowhere; set "k3" (GRPO) or '
-                '"k2" (the gradient of the KL itself)',
+                because="with the KL in the reward, responses of equal verdicts have a gradient; switch it off",
             )
         ],
     )
-    """Estimator of that KL; ``k1`` is refused with ``kl_coef``: as a loss, its gradient is zero in expectation."""
+    """Estimator of that KL, per token: ``k2`` and ``k3`` (GRPO) are terms of the loss. ``k1`` is taken off the reward of fresh
+    tokens, and their advantage has that of the tokens after them too; as a loss its gradient would be zero in expectation."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus; 0 is off."""
     high_entropy_fraction: float = Field(1.0, gt=0, le=1)

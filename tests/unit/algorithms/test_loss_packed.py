@@ -30,6 +30,7 @@ EVERYTHING = [
     LossConfig(aggregation="fixed-length"),
     LossConfig(surrogate="cispo", dual_clip=None),
     LossConfig(kl_coef=0.1, kl_estimator="k3", entropy_coef=0.01),
+    LossConfig(kl_coef=0.1, kl_estimator="k1"),
     LossConfig(high_entropy_fraction=0.3),
 ]
 

@@ -131,7 +131,7 @@ def test_a_best_checkpoint_by_evaluations_that_none_has_is_refused(overrides: li
     "overrides",
     [
         ["loss.kl_estimator=k1"],
-        ["loss.kl_coef=0.03", "loss.kl_estimator=k2"],
+        ["loss.kl_coef=0.03", "loss.kl_estimator=k1"],
         [WARM],
         ["rollout.fresh=1", "advantage.estimator=batch", "advantage.scale=batch"],
         ['loss.correction={weight="token",cap=2}'],
