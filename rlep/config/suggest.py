@@ -53,6 +53,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "save_total_limit": ("checkpoint.keep",),
     "beta": ("loss.kl_coef",),
     "kl_loss_coef": ("loss.kl_coef",),
+    "use_kl_in_reward": ("loss.kl_estimator",),
+    "ref_model_sync_steps": ("loss.kl_reset",),
     "entropy_coeff": ("loss.entropy_coef",),
     "epsilon": ("loss.clip_low", "loss.clip_high"),
     "clip_range": ("loss.clip_low", "loss.clip_high"),

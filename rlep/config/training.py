@@ -85,6 +85,15 @@ class LossConfig(Section):
     """Importance weights and masks of fresh tokens, for the mismatch of sampler and learner; None is off."""
     kl_coef: Weight = 0.0
     """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
+    kl_reset: Count = option(
+        0,
+        requires=[
+            needs("loss.kl_coef", because="without it nothing is held against a reference"),
+            needs("learner.lora_rank", 0, because="with adapters the frozen weights are the reference"),
+        ],
+    )
+    """Steps after which the reference of that KL becomes the present policy, again and again (ProRL); 0: it stays the base
+    model. Checkpoints then hold the reference too."""
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3",
         excludes=[

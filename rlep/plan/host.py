@@ -52,7 +52,8 @@ def plan_host(config: Config, shape: ModelShape, *, learns: bool = True) -> Host
     rank, ranks = plan_learner(config, shape), learner.ranks
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets)
     weights = shape.parameters * width_of(learner.dtype, learner.gpus)  # in model/, in the compute type
-    trained = 12 * (adapters or shape.parameters)  # in trainer/: float32 weights and two moments
+    held = 4 if config.loss.kl_reset else 3  # in trainer/: float32 weights, two moments, a reference that is reset
+    trained = 4 * held * (adapters or shape.parameters)
     shared = generator.transfer == "shared_memory"
     kept = max(rank.host_bytes, rank.asleep_bytes if config.cluster.placement == "colocated" else 0)
     processes += RANK_BYTES * ranks
