@@ -38,11 +38,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from rlep.config.schema import Config
 from rlep.config.settings import parse_config
 from rlep.core.heap import return_freed_memory
-from rlep.driver.model_shape import read_shape
-from rlep.driver.plan_learner import plan_learner
 from rlep.engines.learner import device_state, head
 from rlep.engines.learner.packed_row import largest_update
 from rlep.engines.learner.rank import LearnerRank
+from rlep.plan.learner import plan_learner
+from rlep.plan.model_shape import read_shape
 
 if TYPE_CHECKING:
     from benchmarks.parts.shape_run import SHAPES, measure_shape

@@ -30,8 +30,6 @@ from transformers import Qwen2Config
 from rlep.config.roles import ActorConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
-from rlep.driver.model_shape import read_shape
-from rlep.driver.plan_learner import plan_learner
 from rlep.engines.learner import head
 from rlep.engines.learner import policy as policy_module
 from rlep.engines.learner import rank as rank_module
@@ -39,6 +37,8 @@ from rlep.engines.learner.device_state import rank_mesh
 from rlep.engines.learner.packed_row import largest_update
 from rlep.engines.learner.policy import Policy, named_shards
 from rlep.engines.learner.rank import LearnerRank
+from rlep.plan.learner import plan_learner
+from rlep.plan.model_shape import read_shape
 
 SHAPES: dict[str, tuple[int, int, int, int, int, int, bool]] = {
     "1.5B": (28, 1536, 8960, 151_936, 12, 2, True),

@@ -14,11 +14,11 @@ from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
 from rlep.data.prompts import NAMED_CHARACTERS, PromptOrder, PromptSet
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
-from rlep.driver.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length
 from rlep.engines.weights.weight_update import ties_head
+from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.verifier import PROFILES

@@ -14,8 +14,8 @@ from rlep.config.schema import Config
 from rlep.core.errors import ModelError, RlepError
 from rlep.core.types import Prompt
 from rlep.data.prompts import PromptSet
-from rlep.driver.model_shape import ModelShape, read_shape
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
+from rlep.plan.model_shape import ModelShape, read_shape
 
 Command = Literal["train", "sft", "collect", "evaluate"]
 T = TypeVar("T")

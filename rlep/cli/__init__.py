@@ -182,8 +182,8 @@ def plan(
     from rlep.cli.plan import lines, read_known
     from rlep.cli.tables import show_facts
     from rlep.config.settings import load_config
-    from rlep.driver.plan_memory import GIB
-    from rlep.driver.run_plan import make_plan
+    from rlep.plan.memory import GIB
+    from rlep.plan.run_plan import make_plan
 
     config = load_config(files, overrides or ())
     made = make_plan(config, read_known(config), int(gpu_memory * GIB))

@@ -15,8 +15,8 @@ from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
-from rlep.driver.model_shape import read_shape
-from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
+from rlep.plan.model_shape import read_shape
+from rlep.plan.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
 from rlep.services.pool.rpc.places import served
 
 

@@ -1,7 +1,7 @@
 """What the tests run and read of vLLM on CPUs is what the CUDA wheel has: the same files, by the list in ``cuda_wheel.json``.
 
-So ``test_private_api.py``, ``tests/engines/weights/test_nccl.py`` (arguments of the NCCL transfer) and every engine that starts
-hold for both builds. Here are the parts that no CPU runs. Sources are read, not imported.
+So ``test_private_api.py``, ``tests/engines/weights/test_nccl.py`` (arguments of the NCCL transfer), ``test_sleep_state.py`` and
+every engine that starts hold for both builds. Here are the parts that no CPU runs. Sources are read, not imported.
 """
 
 from __future__ import annotations
@@ -17,18 +17,6 @@ from scripts.cuda_wheel import RESULT, digest_of, installed, python_sources
 from tests.contract.test_private_api import ROOT, SYMBOLS, defined, source_of
 
 WHEEL = json.loads(RESULT.read_text())
-SAMPLER = (
-    "bad_words",
-    "logit_bias",
-    "logprob",
-    "penalties",
-    "prompt_logprob",
-    "states",
-    "thinking_budget",
-    "trace_replay",
-)
-"""Modules of the V2 runner's sampler that remember something of a request."""
-DEVICE_MEMORY = r"self\.\w+ = (StagedWriteTensor|torch\.\w+)\("
 
 
 def parsed(module: str) -> ast.Module:
@@ -82,34 +70,6 @@ def test_every_engine_argument_is_one_of_vllm_s() -> None:
     given = keywords("rlep/engines/sampler/setup.py", "dict")
     assert {"enable_sleep_mode", "enforce_eager", "weight_transfer_config"} <= given
     assert {name for name in given if not any(defined(owner, name) for owner in owners)} == set()
-
-
-def sampler_states() -> Iterator[tuple[str, bool, set[str]]]:
-    """Class of the V2 runner's sampler, whether it has memory on the device, and which values of a request it reads.
-
-    That memory is made while the model is loaded, and sleep of level 2 discards it. What else is remembered is on the host.
-    """
-    for module in SAMPLER:
-        for owner in parsed(f"vllm.v1.worker.gpu.sample.{module}").body:
-            method = defined(owner, "add_request") if isinstance(owner, ast.ClassDef) else None
-            if isinstance(owner, ast.ClassDef) and method is not None:
-                read = {
-                    node.attr
-                    for node in ast.walk(method)
-                    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sampling_params"
-                }
-                yield owner.name, bool(re.search(DEVICE_MEMORY, ast.unparse(owner))), read
-
-
-def test_no_request_uses_what_the_sampler_forgets_asleep() -> None:
-    """Penalties, bad words, biases, allowed tokens: their tables are garbage after ``sleep(level=2)``."""
-    states = list(sampler_states())
-    forgotten = {name for _, device, read in states if device for name in read}
-    kept = {name for _, device, read in states if not device for name in read}
-    assert {"repetition_penalty", "bad_words_token_ids", "logit_bias", "allowed_token_ids", "min_tokens"} <= forgotten
-    given = keywords("rlep/engines/sampler/requests.py", "SamplingParams")
-    assert {"temperature", "top_p", "top_k", "seed", "prompt_logprobs"} <= given & kept
-    assert given & forgotten == set()
 
 
 @pytest.mark.parametrize(

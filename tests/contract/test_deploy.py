@@ -21,9 +21,9 @@ import yaml
 
 from rlep.check.fit_checks import OBJECT_STORE_BYTES
 from rlep.config.settings import load_config
-from rlep.driver.plan_cpus import wanted_cpus
-from rlep.driver.plan_host import plan_host
-from tests.unit.driver.test_plan import MATH_7B
+from rlep.plan.cpus import wanted_cpus
+from rlep.plan.host import plan_host
+from tests.unit.plan.test_plan import MATH_7B
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -37,11 +37,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actors": {"metrics", "algorithms", "services/", "engines", "engines/"},
     "driver": {"data", "methods", "metrics", "algorithms"},
     "driver/wings": {"algorithms", "driver", "methods", "metrics"},
+    "plan": {"data", "driver", "methods"},
     "check": {
         "actors",
         "algorithms",
         "data",
         "driver",
+        "plan",
         "engines",
         "engines/",
         "metrics",

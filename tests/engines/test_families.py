@@ -18,10 +18,10 @@ from rlep.check.parts.transfer_checks import weights
 from rlep.config.settings import load_config
 from rlep.core.errors import ModelError
 from rlep.core.types import Float32Array, SequenceBatch
-from rlep.driver.model_shape import TIED_UNLESS_STATED
 from rlep.engines.families import FAMILIES
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import UpdateReport
+from rlep.plan.model_shape import TIED_UNLESS_STATED
 from tests.small import BASE
 
 pytestmark = [pytest.mark.usefixtures("environment"), pytest.mark.timeout(600)]

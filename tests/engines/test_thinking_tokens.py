@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rlep.core.errors import ModelError
 from rlep.core.types import Message
-from rlep.driver.model_shape import read_shape
 from rlep.engines.families import check_family
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
+from rlep.plan.model_shape import read_shape
 from rlep.services.verifier.answers import answer_of
 
 USER = Message("user", "2 + 2?")

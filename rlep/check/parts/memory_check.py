@@ -14,10 +14,10 @@ from rlep.check.parts.synthetic import Rig
 from rlep.core.heap import return_freed_memory
 from rlep.core.plural import sized
 from rlep.core.types import SequenceBatch
-from rlep.driver.model_shape import read_shape
-from rlep.driver.plan_learner import plan_learner
 from rlep.engines.learner.packed_row import largest_update
 from rlep.engines.learner.rank import LearnerRank
+from rlep.plan.learner import plan_learner
+from rlep.plan.model_shape import read_shape
 
 ALLOWED = 1.25
 """Of measured over planned bytes."""

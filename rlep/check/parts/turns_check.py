@@ -16,13 +16,13 @@ from rlep.check.parts.synthetic import Rig, halves, scored
 from rlep.core.errors import ModelError, WeightSyncError
 from rlep.core.plural import sized
 from rlep.core.types import Sampling
-from rlep.driver.model_shape import read_shape
-from rlep.driver.plan_learner import plan_learner
-from rlep.driver.plan_memory import PROCESS_BYTES
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
+from rlep.plan.learner import plan_learner
+from rlep.plan.memory import PROCESS_BYTES
+from rlep.plan.model_shape import read_shape
 
 TURNS = 2
 LENGTHS = (30, 21, 15, 9)

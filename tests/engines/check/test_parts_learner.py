@@ -141,7 +141,7 @@ def test_a_rank_has_the_allocator_of_a_run_and_an_engine_beside_it_has_not(
 
 
 def test_the_model_has_two_layers_of_the_configured_shape(rig: Rig) -> None:
-    from rlep.driver.model_shape import read_shape
+    from rlep.plan.model_shape import read_shape
 
     assert read_shape(rig.model) == dataclasses.replace(read_shape(MODEL), layers=LAYERS)
 

@@ -10,8 +10,8 @@ from rlep.config.replay import ReplayConfig
 from rlep.config.schema import Config
 from rlep.config.settings import dump_config, load_config, parse_config
 from rlep.core.errors import ConfigError
-from rlep.driver.model_shape import read_shape
-from rlep.driver.plan_fit import plan_fit
+from rlep.plan.fit import plan_fit
+from rlep.plan.model_shape import read_shape
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"

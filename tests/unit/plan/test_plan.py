@@ -8,9 +8,9 @@ import pytest
 from rlep.config.settings import load_config, parse_config
 from rlep.core.errors import ConfigError, DataError, ModelError
 from rlep.data.prompts import PromptReport
-from rlep.driver.model_shape import ModelShape, read_shape
-from rlep.driver.plan_memory import GIB, plan_memory
-from rlep.driver.run_plan import Known, PoolCoverage, make_plan, read_collection
+from rlep.plan.memory import GIB, plan_memory
+from rlep.plan.model_shape import ModelShape, read_shape
+from rlep.plan.run_plan import Known, PoolCoverage, make_plan, read_collection
 
 ROOT = Path(__file__).parents[3]
 RLEP = ROOT / "configs" / "rlep.toml"

@@ -10,13 +10,13 @@ from pathlib import Path
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.data.prompts import PromptOrder, PromptReport
-from rlep.driver.model_shape import ModelShape
-from rlep.driver.plan_cpus import wanted_cpus
-from rlep.driver.plan_fit import Fit, plan_fit
-from rlep.driver.plan_host import HostPlan, plan_host
-from rlep.driver.plan_learner import LearnerPlan, plan_learner
-from rlep.driver.plan_memory import GIB, GPU_GIB, MemoryPlan, plan_memory
 from rlep.driver.replays import replays_at
+from rlep.plan.cpus import wanted_cpus
+from rlep.plan.fit import Fit, plan_fit
+from rlep.plan.host import HostPlan, plan_host
+from rlep.plan.learner import LearnerPlan, plan_learner
+from rlep.plan.memory import GIB, GPU_GIB, MemoryPlan, plan_memory
+from rlep.plan.model_shape import ModelShape
 
 EXPECTED_RESPONSE = 3
 """A response is expected to take a third of ``rollout.max_tokens``; the true length is known after a step."""

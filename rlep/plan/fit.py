@@ -7,9 +7,9 @@ from itertools import chain, combinations
 
 from rlep.config.schema import Config
 from rlep.core.plural import sized
-from rlep.driver.model_shape import ModelShape, undivided, width_of
-from rlep.driver.plan_learner import plan_learner
-from rlep.driver.plan_memory import PROCESS_BYTES, plan_memory
+from rlep.plan.learner import plan_learner
+from rlep.plan.memory import PROCESS_BYTES, plan_memory
+from rlep.plan.model_shape import ModelShape, undivided, width_of
 
 HOST_PROCESS_BYTES = 2**29
 """Host memory of a process on CPUs beside its tensors: the code of torch, vLLM and transformers."""

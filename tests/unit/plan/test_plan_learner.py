@@ -8,9 +8,9 @@ import pytest
 
 from rlep.config.schema import Config
 from rlep.config.settings import load_config, parse_config
-from rlep.driver.model_shape import ModelShape
-from rlep.driver.plan_learner import layer_activation_bytes, plan_learner
-from tests.unit.driver.test_plan import MATH_7B, RLEP
+from rlep.plan.learner import layer_activation_bytes, plan_learner
+from rlep.plan.model_shape import ModelShape
+from tests.unit.plan.test_plan import MATH_7B, RLEP
 
 TINY = ModelShape(2, 4, 8, 10, 2, 1, 2, tied=True, attention_bias=False)
 MIB = 2**20

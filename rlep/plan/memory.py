@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlep.config.schema import Config
-from rlep.driver.model_shape import ModelShape, width_of
+from rlep.plan.model_shape import ModelShape, width_of
 
 GIB = 2**30
 GPU_GIB = 80.0

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from rlep.config.settings import load_config, parse_config
-from rlep.driver.model_shape import ModelShape, read_shape
-from rlep.driver.plan_fit import Fit, lowering_settings, plan_fit
-from rlep.driver.plan_learner import plan_learner
-from rlep.driver.plan_memory import GIB
-from rlep.driver.run_plan import Known, make_plan
-from tests.unit.driver.test_plan import MATH_7B, RLEP, ROOT
+from rlep.plan.fit import Fit, lowering_settings, plan_fit
+from rlep.plan.learner import plan_learner
+from rlep.plan.memory import GIB
+from rlep.plan.model_shape import ModelShape, read_shape
+from rlep.plan.run_plan import Known, make_plan
+from tests.unit.plan.test_plan import MATH_7B, RLEP, ROOT
 
 QWEN: dict[str, dict[str, Any]] = {
     "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}

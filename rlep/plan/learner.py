@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlep.config.schema import Config
-from rlep.driver.model_shape import LINEAR_LAYERS, ModelShape, width_of
+from rlep.plan.model_shape import LINEAR_LAYERS, ModelShape, width_of
 
 HEAD_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 KEPT_PROBABILITY_BYTES = {"cpu": 256 * 2**20, "cuda": 0}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlep.config.settings import load_config
-from rlep.driver.plan_host import plan_host
-from tests.unit.driver.test_plan import MATH_7B, RLEP
+from rlep.plan.host import plan_host
+from tests.unit.plan.test_plan import MATH_7B, RLEP
 
 MACHINES = Path("configs/machines").absolute()
 WEIGHTS = 7_615_616_512
