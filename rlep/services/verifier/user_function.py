@@ -12,9 +12,10 @@ from pathlib import Path
 from rlep.core.errors import ConfigError
 from rlep.core.types import Verdict
 from rlep.services.verifier.base import BaseVerifier, Pair
+from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.worker_pool import WorkerPool
-from rlep.services.verifier.worker_process import GradingJob, Reply
+from rlep.services.verifier.worker_process import Reply
 
 
 class FunctionVerifier(BaseVerifier):

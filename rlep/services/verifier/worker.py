@@ -14,22 +14,19 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
 import random
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from decimal import Decimal
-from numbers import Real
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rlep.core.errors import VerifierError
-from rlep.core.scores import score_fault
-from rlep.services.verifier import frames
+from rlep.services.verifier import frames, judgement, reward_call
 from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
+from rlep.services.verifier.judgement import Judge, Judgement
+from rlep.services.verifier.reward_call import user_judge
 
 _WARM_UP = (
     ("1/3", "\\frac{1}{3}", "correct"),
@@ -44,29 +41,13 @@ _WARM_UP = (
 """Reference, answer, and the verdict without which a worker does not serve."""
 
 
-class BadScore(ValueError):
-    """The user's function returned a score or parts that mean nothing: the response is ``crashed``."""
-
-
-class Judgement(NamedTuple):
-    """Finding of a judge."""
-
-    status: str
-    extracted: str | None
-    failure: str = ""
-    """Of what is ``crashed``: ``Kind: message``, and below it where in the user's function."""
-    score: float | None = None
-    parts: Mapping[str, float] = {}
-
-
-Judge = Callable[[str, str], Judgement]
-"""``(reference, answer) -> judgement``; may run for ever, exhaust memory, or kill its process."""
-
 RECYCLED: Final = 0
 OUT_OF_MEMORY: Final = 77
 OUT_OF_STEP: Final = 78
 UNUSABLE: Final = 79
 _MAX_REASON = 2000
+_OWN_FILES = (__file__, judgement.__file__, reward_call.__file__)
+"""Their frames are left out of a traceback."""
 _MAX_FRAMES = 8
 """Innermost frames of a traceback that are shown."""
 
@@ -115,69 +96,6 @@ def load_judge(task: str) -> Judge:
                 )
         return judge
     return user_judge(task)
-
-
-def user_judge(task: str) -> Judge:
-    """The user's function ``f(reference, response) -> found``, or ``-> (found, extracted)``, as a judge.
-
-    Its attribute ``score_range`` declares scores in another range than [0, 1], e.g. ``(-1.0, 2.0)``.
-    """
-    module, _, name = task.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    if not callable(function):
-        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
-    low, high = map(float, getattr(function, "score_range", (0.0, 1.0)))
-    if not -math.inf < low < high < math.inf:
-        raise ValueError(f"{name}.score_range = ({low:g}, {high:g}) is no range")
-
-    def judge(reference: str, response: str) -> Judgement:
-        returned = function(reference, response)
-        found, extracted = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-        return judgement_of(found, None if extracted is None else str(extracted), low, high)
-
-    return judge
-
-
-def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: float = 1.0) -> Judgement:
-    """A bool as it is; a number, or a mapping with ``score`` and named parts, with its score, of [low, high] moved to [0, 1].
-
-    Raises BadScore for anything else.
-    """
-    found = _unboxed(found)
-    if isinstance(found, bool):
-        return Judgement("correct" if found else "wrong", extracted)
-    if isinstance(found, Mapping):
-        parts = {name: _number(name, value) for name, value in found.items()}
-        if "score" not in parts:
-            raise BadScore('a mapping of named parts needs the key "score", the reward')
-        score = parts.pop("score")
-    elif isinstance(found, Real | Decimal):
-        score, parts = float(found), {}
-    else:
-        raise BadScore(
-            f"it returned {found!r:.60} ({type(found).__name__}), which is neither a bool, a number nor a mapping"
-        )
-    if not low <= score <= high:
-        raise BadScore(
-            f"score {score:g} does not lie in [{low:g}, {high:g}]; scale it, or declare its range as the function's "
-            "attribute score_range, e.g. (-1.0, 2.0)"
-        )
-    score = (score - low) / (high - low)
-    if fault := score_fault(score, parts):
-        raise BadScore(fault)
-    return Judgement("correct" if score == 1.0 else "wrong", extracted, "", score, parts)
-
-
-def _unboxed(value: object) -> object:
-    """A scalar of numpy or torch as Python's own."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
-
-
-def _number(name: object, value: object) -> float:
-    value = _unboxed(value)
-    if not isinstance(name, str) or not isinstance(value, Real | Decimal):
-        raise BadScore(f"{name!r:.80}: {value!r:.60} is not a number under a name")
-    return float(value)
 
 
 def host(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
@@ -251,8 +169,8 @@ def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> lis
 
 
 def _failure_of(error: Exception) -> str:
-    """``Kind: message``, and a traceback without the frames of this file."""
-    frames_below = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
+    """``Kind: message``, and a traceback without the frames of these files."""
+    frames_below = [one for one in traceback.extract_tb(error.__traceback__) if one.filename not in _OWN_FILES]
     said = f"{type(error).__name__}: {error}"[:_MAX_REASON]
     if not frames_below:
         return said

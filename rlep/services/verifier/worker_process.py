@@ -17,17 +17,10 @@ from typing import Any
 from rlep.core.errors import VerifierError
 from rlep.core.types import Status
 from rlep.services.verifier import frames
+from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
 
 _START_SECONDS = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class GradingJob:
-    """One comparison for a worker."""
-
-    reference: str
-    answer: str
 
 
 @dataclass(frozen=True, slots=True)
