@@ -23,6 +23,10 @@ class GradingJob:
 
     reference: str
     answer: str
+    prompt: str = ""
+    """The question as text."""
+    columns: str = ""
+    """The row of the question, a JSON object, where a function may ask for its columns; else empty."""
 
 
 class FrameError(ValueError):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from decimal import Decimal
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlep.core.scores import score_fault
+from rlep.services.verifier.frames import GradingJob
 
 
 class BadScore(ValueError):
@@ -24,9 +25,19 @@ class Judgement(NamedTuple):
     score: float | None = None
     parts: Mapping[str, float] = {}
 
+    @property
+    def credit(self) -> float:
+        """``score``; without one 1 for ``correct`` and 0 for every other status."""
+        return float(self.status == "correct") if self.score is None else self.score
 
-Judge = Callable[[str, str], Judgement]
-"""``(reference, answer) -> judgement``; may run for ever, exhaust memory, or kill its process."""
+
+class Judge(NamedTuple):
+    """What a worker serves."""
+
+    judge: Callable[[GradingJob], Coroutine[Any, Any, Judgement]]
+    """May run for ever, exhaust memory, or kill its process."""
+    is_async: bool = False
+    """It waits for something in an event loop; without, it never gives up control."""
 
 
 def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: float = 1.0) -> Judgement:

@@ -12,6 +12,7 @@ Run as ``python -m rlep.services.verifier.worker PARENT_PID TASK LIMITS_JSON``.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from rlep.core.errors import VerifierError
@@ -41,13 +43,16 @@ _WARM_UP = (
 """Reference, answer, and the verdict without which a worker does not serve."""
 
 
+Grade = Callable[[frames.GradingJob], Judgement]
+Run = Callable[[Coroutine[Any, Any, Judgement]], Judgement]
+
 RECYCLED: Final = 0
 OUT_OF_MEMORY: Final = 77
 OUT_OF_STEP: Final = 78
 UNUSABLE: Final = 79
 _MAX_REASON = 2000
 _OWN_FILES = (__file__, judgement.__file__, reward_call.__file__)
-"""Their frames are left out of a traceback."""
+"""A traceback is shown from below the last of their frames."""
 _MAX_FRAMES = 8
 """Innermost frames of a traceback that are shown."""
 
@@ -83,19 +88,29 @@ def load_judge(task: str) -> Judge:
     if task == "math":
         grading = importlib.import_module("rlep.services.verifier.grading")
 
-        def judge(reference: str, answer: str) -> Judgement:
-            return Judgement(*grading.judge(reference, answer))
+        async def judge(job: frames.GradingJob) -> Judgement:
+            return Judgement(*grading.judge(job.reference, job.answer))
 
         for reference, answer, wanted in _WARM_UP:
             random.seed(0)
-            found = judge(reference, answer).status
+            found = finish(judge(frames.GradingJob(reference, answer))).status
             if found != wanted:
                 raise VerifierError(
                     f"it grades the answer {answer} to {reference} as {found}, which is {wanted}; reinstall "
                     "math-verify, latex2sympy2-extended and sympy in the versions that rlep's package names"
                 )
-        return judge
+        return Judge(judge)
     return user_judge(task)
+
+
+def finish(judging: Coroutine[Any, Any, Judgement]) -> Judgement:
+    """Run a judge that waits for nothing, without an event loop: the limits allow none to be made."""
+    try:
+        judging.send(None)
+    except StopIteration as ended:
+        found: Judgement = ended.value
+        return found
+    raise RuntimeError("a judge that is not async waits for something")
 
 
 def host(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
@@ -127,8 +142,13 @@ def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> 
     code = 1
     try:
         die_with_parent(parent)
+        run: Run = finish
+        if judge.is_async:
+            runner = asyncio.Runner()
+            runner.get_loop()  # it has a pair of sockets, which the limits refuse from here on
+            run = runner.run
         confine(limits)
-        code = serve(judge, limits, jobs, replies)
+        code = serve(lambda job: run(judge.judge(job)), limits, jobs, replies)
     except MemoryError:
         code = OUT_OF_MEMORY
     except frames.FrameError:
@@ -137,7 +157,7 @@ def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> 
         os._exit(code)
 
 
-def serve(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
+def serve(judge: Grade, limits: Limits, jobs: int, replies: int) -> int:
     """Grade batches until it is time to be replaced; the exit code."""
     done = 0
     while done < limits.recycle_jobs and _resident_mb() < limits.recycle_mb:
@@ -145,19 +165,19 @@ def serve(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
         if batch is None:
             return OUT_OF_STEP
         os.write(replies, frames.encode({"batch": batch["batch"]}))
-        for reference, answer in batch["jobs"]:
-            os.write(replies, frames.encode(_grade_one(judge, limits, reference, answer)))
+        for job in batch["jobs"]:
+            os.write(replies, frames.encode(_grade_one(judge, limits, frames.GradingJob(*job))))
             done += 1
     return RECYCLED
 
 
-def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> list[Any]:
+def _grade_one(judge: Grade, limits: Limits, job: frames.GradingJob) -> list[Any]:
     """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``. Raises MemoryError."""
     random.seed(0)  # the engine draws test points; equal jobs must see equal ones
     started = time.perf_counter()
     start_clock(limits.cpu_seconds)
     try:
-        found = judge(reference, answer)
+        found = judge(job)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
@@ -169,8 +189,10 @@ def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> lis
 
 
 def _failure_of(error: Exception) -> str:
-    """``Kind: message``, and a traceback without the frames of these files."""
-    frames_below = [one for one in traceback.extract_tb(error.__traceback__) if one.filename not in _OWN_FILES]
+    """``Kind: message``, and a traceback of the function's own frames."""
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [index for index, frame in enumerate(stack) if frame.filename in _OWN_FILES]
+    frames_below = stack[own[-1] + 1 :] if own else stack
     said = f"{type(error).__name__}: {error}"[:_MAX_REASON]
     if not frames_below:
         return said
