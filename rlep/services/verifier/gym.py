@@ -73,7 +73,7 @@ class GymVerifier(BaseVerifier):
         verdicts: list[Verdict | None] = []
         jobs: list[GradingJob] = []
         tasks: dict[str, str] = {}
-        for reference, text, _ in pairs:
+        for reference, text, *_ in pairs:
             if reference not in tasks:
                 tasks[reference], fault = _task_of(reference)
                 if fault:

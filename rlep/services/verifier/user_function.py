@@ -28,6 +28,8 @@ class FunctionVerifier(BaseVerifier):
     every worker, no network, no threads and no child processes. Truncated responses are ``no_answer`` and not shown to it.
     """
 
+    asks = True
+
     def __init__(
         self, function: str, *, workers: int = 1, limits: Limits | None = None, correct_at: float = 1.0
     ) -> None:
@@ -40,11 +42,11 @@ class FunctionVerifier(BaseVerifier):
 
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         assert self._pool is not None
-        jobs = [GradingJob(reference, text) for reference, text, truncated in pairs if not truncated]
+        jobs = [GradingJob(pair.reference, pair.text, *pair.asked) for pair in pairs if not pair.truncated]
         replies = iter(self._pool.grade(jobs))
         verdicts = []
-        for _, _, truncated in pairs:
-            if truncated:
+        for pair in pairs:
+            if pair.truncated:
                 verdicts.append(Verdict("no_answer", None, self.name, self.version, "fast"))
             else:
                 verdicts.append(self._verdict(next(replies)))

@@ -57,7 +57,7 @@ class Verifier(BaseVerifier):
         waiting: dict[GradingJob, list[int]] = {}
         references: dict[str, str] = {}
         known: dict[tuple[str, str], _Here] = {}
-        for index, (raw, text, truncated) in enumerate(pairs):
+        for index, (raw, text, truncated, _) in enumerate(pairs):
             started = time.perf_counter()
             reference = references.get(raw)
             if reference is None:

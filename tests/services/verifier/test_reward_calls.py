@@ -10,6 +10,7 @@ import pytest
 
 from rlep.core.errors import ConfigError
 from rlep.services.verifier.frames import GradingJob
+from rlep.services.verifier.grade_rows import grade_rows
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.reward_call import Term, terms_of
@@ -135,3 +136,13 @@ def test_functions_that_cannot_be_read_are_refused(functions: str, fault: str) -
 
 def test_functions_are_read_with_their_weights() -> None:
     assert terms_of("a.b:f, 0.5*c:g") == (Term("a.b:f", 1.0), Term("c:g", 0.5))
+
+
+def test_rows_that_are_graded_have_their_columns_and_their_prompt() -> None:
+    rows = [{"gold": "4", "response": "four", "prompt": "2 + 2?", "level": level} for level in (3, 2)]
+    with build_verifier(f"python:{HERE}:named") as verifier:
+        graded = [json.loads(row.text) for row in grade_rows(map(json.dumps, rows), verifier)]
+    assert [(row["status"], row["extracted"]) for row in graded] == [
+        ("correct", "2 + 2?|four|3|default"),
+        ("wrong", "2 + 2?|four|2|default"),
+    ]
