@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -222,7 +223,8 @@ class VerifierPool:
         self, replica: VerifierReplica, prompt: Prompt, texts: list[str], truncated: list[bool]
     ) -> list[Verdict]:
         # Each response, of this call and of one before it, may last until its wall-clock limit.
-        deadline = 60 + limits_of(self._config).wall_seconds * (BATCH + len(texts))
+        limits = limits_of(self._config)
+        deadline = 60 + limits.wall_seconds * math.ceil((BATCH + len(texts)) / limits.at_once)
         given = prompt.reference, texts, truncated, prompt.asked
         verdicts: list[Verdict] = await replica.actor.call("grade", *given, deadline_s=deadline)
         return verdicts

@@ -128,6 +128,13 @@ class VerifierConfig(ActorConfig):
     """Least score that is ``correct``, where ``python:module:function`` gives scores; the reward stays that of the score."""
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
+    network: bool = False
+    """A function of one's own may use the network, e.g. a reward server, and threads, and grades several responses at once."""
+    concurrency: Positive = 16
+    """With ``network``: responses that each worker process grades at once."""
+    deadline_s: Seconds = 300
+    """With ``network``: longest wait for a verdict, attempts after errors included. A function that has not answered by then is
+    ``timeout``; a server that could not be reached until then ends the run."""
     restarts: Count = 3
     """Times a dead verifier is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
@@ -140,6 +147,15 @@ class VerifierConfig(ActorConfig):
             known = f"{', '.join(VERIFIER_PROFILES)}, regex:PATTERN and python:module:function"
             raise ConfigError(f"there is no verifier.profile {profile}: there are {known}")
         return profile
+
+    @model_validator(mode="after")
+    def _only_functions_use_the_network(self) -> Self:
+        if self.network and not self.profile.startswith("python:"):
+            raise ConfigError(
+                f"verifier.network = true with verifier.profile = {self.profile}: only a python:module:function uses the "
+                "network; leave it false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _only_functions_give_scores(self) -> Self:

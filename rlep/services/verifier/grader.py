@@ -7,6 +7,9 @@ from rlep.core.errors import ConfigError
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.jail import Limits
 
+_GRACE_S = 30.0
+"""After its deadline a process has this long to say so."""
+
 
 def build_verifier(
     profile: str = "math", *, workers: int = 1, limits: Limits | None = None, correct_at: float = 1.0
@@ -56,4 +59,19 @@ def configured_verifier(config: VerifierConfig, *, workers: int = 1) -> BaseVeri
 
 def limits_of(config: VerifierConfig) -> Limits:
     """Return the limits of one response; a wall-clock limit below its CPU time would be the only one."""
+    if config.network:
+        return network_limits(config)
     return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
+
+
+def network_limits(config: VerifierConfig) -> Limits:
+    """Return the limits of a function that uses the network: its process itself keeps the deadline."""
+    return Limits(
+        cpu_seconds=config.cpu_seconds,
+        wall_seconds=config.deadline_s + _GRACE_S,
+        memory_mb=4096,
+        recycle_mb=1024,
+        network=True,
+        at_once=config.concurrency,
+        deadline_s=config.deadline_s,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from decimal import Decimal
 from numbers import Real
@@ -9,6 +11,12 @@ from typing import Any, NamedTuple
 
 from rlep.core.scores import score_fault
 from rlep.services.verifier.frames import GradingJob
+
+MAX_REASON = 2000
+_OWN_FILES = os.path.dirname(__file__) + os.sep
+"""A traceback is shown from below the last frame in these."""
+_MAX_FRAMES = 8
+"""Innermost frames of a traceback that are shown."""
 
 
 class BadScore(ValueError):
@@ -24,6 +32,11 @@ class Judgement(NamedTuple):
     """Of what is ``crashed``: ``Kind: message``, and below it where in the user's function."""
     score: float | None = None
     parts: Mapping[str, float] = {}
+
+    def reply(self, seconds: float) -> list[Any]:
+        """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``."""
+        reply = [self.status, self.extracted, seconds, self.failure]
+        return reply if self.score is None else [*reply, self.score, self.parts]
 
     @property
     def credit(self) -> float:
@@ -80,3 +93,15 @@ def _number(name: object, value: object) -> float:
     if not isinstance(name, str) or not isinstance(value, Real | Decimal):
         raise BadScore(f"{name!r:.80}: {value!r:.60} is not a number under a name")
     return float(value)
+
+
+def failure_of(error: Exception) -> str:
+    """``Kind: message``, and a traceback of the function's own frames."""
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [index for index, frame in enumerate(stack) if frame.filename.startswith(_OWN_FILES)]
+    frames_below = stack[own[-1] + 1 :] if own else stack
+    said = f"{type(error).__name__}: {error}"[:MAX_REASON]
+    if not frames_below:
+        return said
+    below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
+    return f"{said}\nTraceback (most recent call last):\n{below}".rstrip()

@@ -20,14 +20,15 @@ import random
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from rlep.core.errors import VerifierError
-from rlep.services.verifier import frames, judgement, reward_call
+from rlep.services.verifier import frames
 from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
-from rlep.services.verifier.judgement import Judge, Judgement
+from rlep.services.verifier.judgement import MAX_REASON, Judge, Judgement, failure_of
 from rlep.services.verifier.reward_call import user_judge
 
 _WARM_UP = (
@@ -45,16 +46,13 @@ _WARM_UP = (
 
 Grade = Callable[[frames.GradingJob], Judgement]
 Run = Callable[[Coroutine[Any, Any, Judgement]], Judgement]
+Grader = Callable[[Sequence[frames.GradingJob], int], bool]
+"""Answers the jobs of a batch, at most that many at once; False if the process is of no more use after it."""
 
 RECYCLED: Final = 0
 OUT_OF_MEMORY: Final = 77
 OUT_OF_STEP: Final = 78
 UNUSABLE: Final = 79
-_MAX_REASON = 2000
-_OWN_FILES = (__file__, judgement.__file__, reward_call.__file__)
-"""A traceback is shown from below the last of their frames."""
-_MAX_FRAMES = 8
-"""Innermost frames of a traceback that are shown."""
 
 
 def main(arguments: list[str]) -> int:
@@ -63,9 +61,9 @@ def main(arguments: list[str]) -> int:
     limits = Limits(**json.loads(arguments[2]))
     jobs, replies = _take_pipes()
     try:
-        judge = load_judge(arguments[1])
+        judge = load_judge(arguments[1], threads=limits.network)
     except Exception as error:  # noqa: BLE001 - the process's outermost frame, whatever the user's module raised
-        os.write(replies, frames.encode({"failed": f"{type(error).__name__}: {error}"[:_MAX_REASON]}))
+        os.write(replies, frames.encode({"failed": f"{type(error).__name__}: {error}"[:MAX_REASON]}))
         return UNUSABLE
     return host(judge, limits, jobs, replies)
 
@@ -80,7 +78,7 @@ def _take_pipes() -> tuple[int, int]:
     return jobs, replies
 
 
-def load_judge(task: str) -> Judge:
+def load_judge(task: str, *, threads: bool = False) -> Judge:
     """``math``, or the user's ``module:function``, imported and warmed up: each part of the engine's first use is slow.
 
     Raises VerifierError where the engine grades a known answer wrongly.
@@ -100,7 +98,7 @@ def load_judge(task: str) -> Judge:
                     "math-verify, latex2sympy2-extended and sympy in the versions that rlep's package names"
                 )
         return Judge(judge)
-    return user_judge(task)
+    return user_judge(task, threads=threads)
 
 
 def finish(judging: Coroutine[Any, Any, Judgement]) -> Judgement:
@@ -142,13 +140,10 @@ def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> 
     code = 1
     try:
         die_with_parent(parent)
-        run: Run = finish
-        if judge.is_async:
-            runner = asyncio.Runner()
-            runner.get_loop()  # it has a pair of sockets, which the limits refuse from here on
-            run = runner.run
+        answer = partial(_answer, replies)
+        grade = _grader(judge, limits, answer)
         confine(limits)
-        code = serve(lambda job: run(judge.judge(job)), limits, jobs, replies)
+        code = serve(grade, limits, jobs, replies)
     except MemoryError:
         code = OUT_OF_MEMORY
     except frames.FrameError:
@@ -157,17 +152,53 @@ def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> 
         os._exit(code)
 
 
-def serve(judge: Grade, limits: Limits, jobs: int, replies: int) -> int:
+def _answer(replies: int, message: Any) -> None:
+    os.write(replies, frames.encode(message))
+
+
+def _grader(judge: Judge, limits: Limits, answer: Callable[[Any], None]) -> Grader:
+    """The way in which a runner with these limits answers the jobs of a batch: in turn, or with the network several at once."""
+    run: Run = finish
+    if judge.is_async or limits.network:
+        runner = asyncio.Runner()
+        runner.get_loop()  # it has a pair of sockets, which the limits may refuse from here on
+        run = runner.run
+    if limits.network:
+        from rlep.services.verifier.at_once import MOST_THREADS, ServerAway, grade_all
+
+        runner.get_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS))
+
+        def grade_at_once(jobs: Sequence[frames.GradingJob], at_once: int) -> bool:
+            start_clock(limits.cpu_seconds * len(jobs))
+            try:
+                return not runner.run(grade_all(judge, limits, jobs, at_once, answer))
+            except ServerAway as away:
+                answer({"away": str(away)[:MAX_REASON]})
+                return False
+            finally:
+                stop_clock()
+
+        return grade_at_once
+
+    def grade_in_turn(jobs: Sequence[frames.GradingJob], _: int) -> bool:
+        for job in jobs:
+            answer(_grade_one(lambda job: run(judge.judge(job)), limits, job))
+        return True
+
+    return grade_in_turn
+
+
+def serve(grade: Grader, limits: Limits, jobs: int, replies: int) -> int:
     """Grade batches until it is time to be replaced; the exit code."""
     done = 0
     while done < limits.recycle_jobs and _resident_mb() < limits.recycle_mb:
         batch: Any = frames.read_blocking(jobs)
         if batch is None:
             return OUT_OF_STEP
-        os.write(replies, frames.encode({"batch": batch["batch"]}))
-        for job in batch["jobs"]:
-            os.write(replies, frames.encode(_grade_one(judge, limits, frames.GradingJob(*job))))
-            done += 1
+        _answer(replies, {"batch": batch["batch"]})
+        if not grade([frames.GradingJob(*job) for job in batch["jobs"]], batch["at_once"]):
+            break
+        done += len(batch["jobs"])
     return RECYCLED
 
 
@@ -181,23 +212,10 @@ def _grade_one(judge: Grade, limits: Limits, job: frames.GradingJob) -> list[Any
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
-        found = Judgement("crashed", None, _failure_of(error))
+        found = Judgement("crashed", None, failure_of(error))
     finally:
         stop_clock()
-    reply = [found.status, found.extracted, time.perf_counter() - started, found.failure]
-    return reply if found.score is None else [*reply, found.score, found.parts]
-
-
-def _failure_of(error: Exception) -> str:
-    """``Kind: message``, and a traceback of the function's own frames."""
-    stack = traceback.extract_tb(error.__traceback__)
-    own = [index for index, frame in enumerate(stack) if frame.filename in _OWN_FILES]
-    frames_below = stack[own[-1] + 1 :] if own else stack
-    said = f"{type(error).__name__}: {error}"[:_MAX_REASON]
-    if not frames_below:
-        return said
-    below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
-    return f"{said}\nTraceback (most recent call last):\n{below}".rstrip()
+    return found.reply(time.perf_counter() - started)
 
 
 def _resident_mb() -> float:

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 
+import httpx
 import numpy as np
 
 
@@ -197,3 +199,19 @@ class Later:
 
 
 later = Later()
+
+
+def by_server(reference: str, response: str) -> bool:
+    """Asks the server at ``reference`` with the client of the standard library, in a thread."""
+    with urllib.request.urlopen(f"{reference}/{response}") as answer:
+        return bool(answer.read() == b"yes")
+
+
+async def by_async_server(reference: str, response: str) -> bool:
+    """The same with httpx."""
+    if response == "die":
+        os._exit(3)
+    async with httpx.AsyncClient(timeout=None) as client:
+        answer = await client.get(f"{reference}/{response}")
+    answer.raise_for_status()
+    return answer.text == "yes"
