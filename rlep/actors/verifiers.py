@@ -18,12 +18,12 @@ from rlep.actors.cluster import SENT_AGAIN, Cluster, call
 from rlep.actors.placement import may_hold
 from rlep.actors.replicas import ActorStatus, Changes, Replica, ReplicaSet, RoleStatus, State
 from rlep.actors.supervised import Supervised
-from rlep.config.roles import VerifierConfig
+from rlep.config.roles import FUNCTIONS, VerifierConfig
 from rlep.core.errors import ActorLost, ConfigError
 from rlep.core.plural import counted
 from rlep.core.types import Asked, Completion, Prompt, Verdict
 from rlep.services.verifier.grader import configured_verifier, limits_of
-from rlep.services.verifier.user_function import source_version
+from rlep.services.verifier.user_function import profile_version
 
 BATCH = 64
 """Responses in one call: enough to make the call itself cheap, few enough to spread one prompt's responses."""
@@ -91,8 +91,7 @@ async def _fault_on(node: Mapping[str, Any], config: VerifierConfig) -> str:
         version, fault = await call(reference, what, config.start_deadline_s)
     except RayError as error:  # of a node without rlep, or whose memory is full
         return str(error).strip().rpartition("\n")[2]
-    own = config.profile.removeprefix("python:") if config.profile.startswith("python:") else ""
-    if own and not fault and not version.startswith(source_version(own)):
+    if config.profile.startswith(FUNCTIONS) and not fault and not version.startswith(profile_version(config.profile)):
         return "the function's file there is not the one here"
     return str(fault)
 

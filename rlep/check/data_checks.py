@@ -9,6 +9,7 @@ from contextlib import suppress
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
 from rlep.check.prompts_shown import prompt_notes, unknown_text
+from rlep.config.roles import VerifierConfig
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
@@ -27,6 +28,8 @@ from rlep.services.verifier.verifier import PROFILES
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 TIED = "tie_word_embeddings"
+TRY_S = 30.0
+"""Longest wait for a verdict."""
 EXAMPLES = 3
 """References that are named."""
 
@@ -85,7 +88,7 @@ def verifier(subject: Subject) -> Iterator[Finding]:
         list({prompt.reference: None for prompt in _prompts(subject)}),
     )
     try:
-        with configured_verifier(subject.config.verifier) as built:
+        with configured_verifier(_impatient(subject.config.verifier)) as built:
             built.check()
             faults = {reference: fault for reference in references if (fault := built.reference_fault(reference))}
             unpaid = _unpaid(built, [reference for reference in references if reference not in faults])
@@ -103,6 +106,11 @@ def verifier(subject: Subject) -> Iterator[Finding]:
     else:
         graded = f", which can grade against {counted(len(references), 'reference')}" if references else ""
         yield Finding("verifier", "ok", f"{profile}{graded}")
+
+
+def _impatient(config: VerifierConfig) -> VerifierConfig:
+    """Wait no longer for a server before a run than for one that is away for a moment."""
+    return config.model_copy(update={"deadline_s": min(config.deadline_s, TRY_S)})
 
 
 def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]:

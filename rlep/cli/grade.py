@@ -20,7 +20,7 @@ def grade(
     profile: Annotated[
         str,
         typer.Option(
-            help="math, math-bare, strict-box, dapo, exact, reasoning-gym, code, regex:PATTERN or python:module:function."
+            help="math, math-bare, strict-box, dapo, exact, reasoning-gym, code, regex:PATTERN, python:MODULE:NAME, judge:FILE"
         ),
     ] = "math",
     workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,

@@ -145,13 +145,19 @@ def user_judge(task: str, *, threads: bool = False) -> Judge:
         function = getattr(importlib.import_module(term.function.partition(":")[0]), term.name)
         if not callable(function):
             raise TypeError(f"{term.name} is a {type(function).__name__}, not a function")
-        functions.append(RewardFunction(function, term.name, threads=threads))
+        functions.append(function)
+    return judge_of(terms, functions, threads=threads)
+
+
+def judge_of(terms: Sequence[Term], functions: Sequence[Callable[..., object]], *, threads: bool = False) -> Judge:
+    """Functions, one for each term, as a judge."""
+    asked = [RewardFunction(one, term.name, threads=threads) for term, one in zip(terms, functions, strict=True)]
 
     async def judge(job: GradingJob) -> Judgement:
-        found = [await function.judge(job) for function in functions]
+        found = [await function.judge(job) for function in asked]
         return joined(terms, found)
 
-    return Judge(judge, any(function.is_async for function in functions))
+    return Judge(judge, any(function.is_async for function in asked))
 
 
 def joined(terms: Sequence[Term], found: Sequence[Judgement | None]) -> Judgement:

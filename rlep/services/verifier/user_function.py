@@ -14,6 +14,7 @@ from rlep.core.types import Verdict
 from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.judge import JUDGE, read_judge
 from rlep.services.verifier.reward_call import terms_of
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.verifier.worker_process import Reply
@@ -33,12 +34,14 @@ class FunctionVerifier(BaseVerifier):
     def __init__(
         self, function: str, *, workers: int = 1, limits: Limits | None = None, correct_at: float = 1.0
     ) -> None:
-        """``function``: ``terms_of`` reads it; the modules are importable here. Raises ConfigError for anything else."""
-        version = source_version(function)
+        """``function``: ``terms_of`` reads it, and the modules are importable here; or ``judge FILE``. Raises ConfigError."""
+        judged = function.startswith(JUDGE)
+        name = f"judge:{function.removeprefix(JUDGE)}" if judged else f"python:{function}"
+        version = profile_version(name)
         if correct_at != 1.0:
             version += f"-correct-at-{correct_at}"
         self._correct_at = correct_at
-        super().__init__(f"python:{function}", version, WorkerPool(function, limits or Limits(), workers))
+        super().__init__(name, version, WorkerPool(function, limits or Limits(), workers))
 
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         assert self._pool is not None
@@ -67,6 +70,12 @@ class FunctionVerifier(BaseVerifier):
             reply.parts,
             reply.failure,
         )
+
+
+def profile_version(profile: str) -> str:
+    """Eight hex digits for ``python:…`` or ``judge:…`` that change whenever a verdict may. Raises ConfigError."""
+    kind, _, argument = profile.partition(":")
+    return read_judge(Path(argument)).digest if kind == "judge" else source_version(argument)
 
 
 def source_version(functions: str) -> str:

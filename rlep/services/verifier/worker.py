@@ -23,13 +23,15 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from rlep.core.errors import VerifierError
 from rlep.services.verifier import frames
 from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
+from rlep.services.verifier.judge import JUDGE, judge_function, read_judge
 from rlep.services.verifier.judgement import MAX_REASON, Judge, Judgement, failure_of
-from rlep.services.verifier.reward_call import user_judge
+from rlep.services.verifier.reward_call import Term, judge_of, user_judge
 
 _WARM_UP = (
     ("1/3", "\\frac{1}{3}", "correct"),
@@ -79,7 +81,9 @@ def _take_pipes() -> tuple[int, int]:
 
 
 def load_judge(task: str, *, threads: bool = False) -> Judge:
-    """``math``, or the user's ``module:function``, imported and warmed up: each part of the engine's first use is slow.
+    """``math``, a judge's file, or the user's ``module:function``, imported.
+
+    The engine of ``math`` is warmed up: each part of its first use is slow.
 
     Raises VerifierError where the engine grades a known answer wrongly.
     """
@@ -98,6 +102,8 @@ def load_judge(task: str, *, threads: bool = False) -> Judge:
                     "math-verify, latex2sympy2-extended and sympy in the versions that rlep's package names"
                 )
         return Judge(judge)
+    if task.startswith(JUDGE):
+        return judge_of((Term("judge"),), [judge_function(read_judge(Path(task.removeprefix(JUDGE))))])
     return user_judge(task, threads=threads)
 
 
