@@ -74,13 +74,13 @@ def test_a_response_that_is_not_answered_in_time_is_timeout_and_not_wrong(profil
         return 200, "yes"
 
     with serving(answer) as server:
-        config = config_of(profile, deadline_s=3)
+        config = config_of(profile, deadline_s=10)
         with configured_verifier(config) as verifier:
             found = verifier.grade(server.url, ["a", "never", "b"], [False] * 3)
             after = verifier.grade(server.url, ["c"], [False])
         over.set()
     assert [verdict.status for verdict in (*found, *after)] == ["correct", "timeout", "correct", "correct"]
-    assert found[1].reason == "Timeout: no verdict within 3 s"
+    assert found[1].reason == "Timeout: no verdict within 10 s"
 
 
 @pytest.mark.parametrize("profile", [SYNC, ASYNC])
@@ -90,9 +90,9 @@ def test_a_server_that_is_away_is_an_error_and_no_verdict(profile: str) -> None:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(
             JudgeAway,
-            match=rf"the server behind {profile[7:]} could not be reached for 1 s \(verifier.deadline_s\): (URL|Connect)Error",
+            match=rf"the server behind {profile[7:]} could not be reached for 10 s \(verifier.deadline_s\): (URL|Connect)Error",
         ):
-            graded(config_of(profile, deadline_s=1), url, ["a", "b"])
+            graded(config_of(profile, deadline_s=10), url, ["a", "b"])
 
 
 def test_a_function_that_ends_its_process_costs_no_other_response_its_verdict() -> None:
