@@ -81,6 +81,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "reasoning_gym": ("services/",),
     "grpc": ("services/", "actors/ray_private.py"),
     "grpc_health": ("services/",),
+    "httpx": ("services/verifier/judge.py",),
     "grpc_reflection": ("services/",),
     "vllm": ("engines/",),
     "triton": ("check/parts/triton_kernel.py",),

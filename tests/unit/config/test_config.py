@@ -188,11 +188,31 @@ def test_what_devices_used_in_turns_rule_out_is_refused_with_the_reason(override
         ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
         ["rollout.prompts=6", "update.prompts=3"],
         ["verifier.correct_at=0.5", "verifier.profile=python:mine:grade"],
+        ["verifier.correct_at=0.5", "verifier.profile='python:a.b:f, 0.5*c:g'", "verifier.network=true"],
+        ["verifier.correct_at=0.5", "verifier.profile=judge:judges/strict.toml", "verifier.network=true"],
         [r"verifier.profile='regex:label: (\w+)'"],
     ],
 )
 def test_settings_at_the_border_are_taken(overrides: list[str]) -> None:
     load_config([], overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["verifier.network=true"],
+            "verifier.network = true with verifier.profile = math: only a python:module:function",
+        ),
+        (["verifier.profile='python:a:f,x*b:g'"], "there is no verifier.profile python:a:f,x"),
+        (["verifier.profile=judge:"], "there is no verifier.profile judge:: there are math, "),
+    ],
+)
+def test_a_profile_that_is_none_and_a_network_without_a_function_are_refused(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], overrides)
 
 
 def test_what_may_change_on_resume_names_real_keys() -> None:
