@@ -18,6 +18,7 @@ from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length
 from rlep.engines.weights.weight_update import ties_head
+from rlep.hub.resolve import model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
@@ -40,7 +41,7 @@ def options(subject: Subject) -> Iterator[Finding]:
 def model(subject: Subject) -> Iterator[Finding]:
     """Check the model's directory, its tokenizer, and that engines and learner take its shape."""
     config = subject.config
-    path, _ = config.model.path, subject.tokenizer
+    path, _ = subject.model, subject.tokenizer
     check_context(config)
     check_divided(config)
     fingerprint(path)
@@ -49,7 +50,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     if subject.learns:
         check_family(path)
         check_lora_targets(config)
-    yield Finding("model", "ok", str(path))
+    yield Finding("model", "ok", model_text(config.model))
 
 
 def training_data(subject: Subject) -> Iterator[Finding]:
@@ -154,7 +155,7 @@ def input_notes(subject: Subject) -> list[str]:
 def check_context(config: Config) -> None:
     """Raise ``ModelError`` where the longest prompt and the longest response do not fit the model together."""
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
-    context = context_length(config.model.path)
+    context = context_length(model_directory(config.model))
     if prompt + response > context:
         raise ModelError(
             f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
@@ -164,9 +165,11 @@ def check_context(config: Config) -> None:
 
 def check_divided(config: Config) -> None:
     """Raise ``ConfigError`` where the workers of a generator cannot share the model's heads."""
-    workers, model = config.generator.tensor_parallel, config.model.path
+    workers, model = config.generator.tensor_parallel, model_directory(config.model)
     if workers > 1 and (part := undivided(read_shape(model), workers)):
-        raise ConfigError(f"generator.tensor_parallel = {workers}: {model} has {part}, which it must divide")
+        raise ConfigError(
+            f"generator.tensor_parallel = {workers}: {config.model.path} has {part}, which it must divide"
+        )
 
 
 def check_heads(subject: Subject) -> None:
@@ -183,7 +186,7 @@ def check_heads(subject: Subject) -> None:
 
 def check_output_head(config: Config) -> None:
     """Raise ``ModelError`` if the files hold another output head than config.json and the family say, or none at all."""
-    model = config.model.path
+    model = model_directory(config.model)
     try:
         tied = ties_head(model)
     except ModelError:  # vLLM serves more families than transformers knows
@@ -204,7 +207,7 @@ def check_lora_targets(config: Config) -> None:
     """Raise ``ConfigError`` where an adapter is asked for on a layer that the model does not have."""
     if not config.learner.lora_rank:
         return
-    present = linear_layers(config.model.path)
+    present = linear_layers(model_directory(config.model))
     unknown = sorted({*config.learner.lora_targets} - {*present, "all-linear"})
     if present and unknown:
         raise ConfigError(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlep.config.replay import ReplayConfig
 from rlep.config.roles import (
@@ -44,6 +44,7 @@ from rlep.config.training import (
     UpdateConfig,
 )
 from rlep.core.errors import ConfigError
+from rlep.core.hub_names import hub_data
 
 LONGEST_LIVE_NAME = 59
 """Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
@@ -66,7 +67,10 @@ class ModelConfig(Section):
     """The base policy."""
 
     path: Path = Path("models/Qwen2.5-Math-7B")
-    """Hugging Face directory with safetensors weights, config.json and tokenizer."""
+    """Directory with safetensors weights, config.json and tokenizer, or a model's id on the Hugging Face hub, e.g.
+    ``Qwen/Qwen3-4B``. A directory wins over an id."""
+    revision: str | None = Field(None, min_length=1)
+    """Branch, tag or commit of a model of the hub; None is the newest. A run records the commit, and is continued on no other."""
     chat_template: bool = True
     """Wrap each question in the tokenizer's chat template; False uses the question unchanged."""
     system_prompt: str | None = option(
@@ -76,16 +80,24 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """Questions with reference answers (verl Parquet, or problem/answer Parquet and JSONL)."""
+    """Questions with reference answers (verl Parquet, or problem/answer Parquet and JSONL), of files or of the hub."""
 
     train: Path = Path("data/dapo-math-17k.parquet")
-    """Training questions; duplicates are merged by content hash."""
+    """Training questions: a file, or ``hf:ORG/NAME[/CONFIG]:SPLIT``, a data set's Parquet conversion on the Hugging Face hub.
+    Duplicates are merged by content hash."""
     evaluation: tuple[Path, ...] = ()
-    """Held-out files; each may hold several data sources, reported one by one."""
+    """Held-out sets, named likewise; each may hold several data sources, reported one by one."""
     max_prompt_tokens: Positive = 1024
     """Longer prompts are filtered and counted."""
     max_bad_rows: Share = 0.05
     """Largest share of a file's rows without a usable question or answer; a file with more is refused, and names ten of them."""
+
+    @field_validator("train", "evaluation")
+    @classmethod
+    def _known_form(cls, value: Path | tuple[Path, ...]) -> Path | tuple[Path, ...]:
+        for path in value if isinstance(value, tuple) else (value,):
+            hub_data(path)
+        return value
 
 
 class RolloutConfig(Section):

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlep.core.errors import DataError
 from rlep.core.files import replace_with
+from rlep.core.hub_names import hub_data
 from rlep.core.parquet_pages import check_pages, columns_below
 from rlep.data.prompt_rows import (
     QUESTION_COLUMNS,
@@ -26,6 +27,7 @@ from rlep.data.prompt_rows import (
     row_without_columns,
     unknown_columns,
 )
+from rlep.hub.data_files import data_files
 
 MAX_LINE_BYTES = 16 << 20
 """A longer JSONL line is refused before it is parsed."""
@@ -37,7 +39,7 @@ READ_BUFFER = 1 << 20
 
 
 def read_rows(path: Path, *, candidates: bool = False) -> Iterator[PromptRow]:
-    """The rows of one ``.parquet`` or ``.jsonl`` file, in file order, a few thousand in memory at a time.
+    """The rows of one ``.parquet`` or ``.jsonl`` file, or of a data set of the hub, in order, a few thousand in memory at a time.
 
     With ``candidates`` their responses as well, which may be megabytes a row: a few rows are then in memory at a time.
 
@@ -45,6 +47,9 @@ def read_rows(path: Path, *, candidates: bool = False) -> Iterator[PromptRow]:
         DataError: the file is missing, of another kind, damaged, or has columns that no adapter knows; or a row is
             malformed (the message has its row or line number).
     """
+    if (data := hub_data(path)) is not None:
+        source = data.name.rpartition("/")[2]
+        return (row for file in data_files(path) for row in _read_parquet(file, candidates=candidates, source=source))
     if not path.is_file():
         raise DataError(f"{path}: no such file" + ("" if path.is_absolute() else f" in {Path.cwd()}"))
     if path.suffix == ".parquet":
@@ -102,7 +107,7 @@ def _verl_fields(row: PromptRow, index: int, split: str, ability: str, candidate
     }
 
 
-def _read_parquet(path: Path, *, candidates: bool) -> Iterator[PromptRow]:
+def _read_parquet(path: Path, *, candidates: bool, source: str = "") -> Iterator[PromptRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -121,7 +126,8 @@ def _read_parquet(path: Path, *, candidates: bool) -> Iterator[PromptRow]:
             for batch in file.iter_batches(batch_size=CANDIDATE_ROWS if candidates else BATCH_ROWS, columns=columns):
                 for part in _parts(batch, path, start):
                     for offset, raw in enumerate(part.to_pylist()):
-                        yield adapt(adapter, raw, path, f"row {start + offset + 1}", candidates=candidates)
+                        place = f"row {start + offset + 1}"
+                        yield adapt(adapter, raw, path, place, candidates=candidates, source=source)
                     start += part.num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error

@@ -43,10 +43,15 @@ Adapter = Callable[[Mapping[str, object], str], PromptRow]
 """Turns one raw row into a ``PromptRow``; raises ``ValueError`` saying what is wrong with it."""
 
 
-def adapt(adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, *, candidates: bool) -> PromptRow:
-    """The row at ``place``. Raises ``DataError``, naming file and place, where it is malformed."""
+def adapt(
+    adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, *, candidates: bool, source: str = ""
+) -> PromptRow:
+    """The row at ``place``; where it states no data source, it is of ``source``, else of the file's name.
+
+    Raises ``DataError``, naming file and place, where it is malformed.
+    """
     try:
-        row = replace(adapter(raw, path.stem), place=place)
+        row = replace(adapter(raw, source or path.stem), place=place)
         row.question.encode()
         row.reference.encode()
         if candidates:

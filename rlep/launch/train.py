@@ -19,6 +19,7 @@ from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
 from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
+from rlep.hub.resolve import resolve
 from rlep.launch.command import (
     CommandProgress,
     actor_report,
@@ -40,6 +41,7 @@ def train(config: Config, progress: CommandProgress, *, supervised: bool = False
     """Train, from the start or from where the run stopped; returns the last checkpoint. ``supervised``: on replays alone."""
     if supervised:
         check_supervised(config)
+    config = resolve(config, progress.note)
     subject = Subject(config, "sft" if supervised else "train")
     inputs = check_inputs(subject, progress.note)
     with open_run(config, inputs, subject.command, progress) as store:

@@ -11,6 +11,7 @@ from rlep.check.parts.synthetic import LAYERS
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
 from rlep.core.plural import sized
+from rlep.hub.resolve import model_directory
 from rlep.plan.model_shape import read_shape, width_of
 
 MODEL_WIDTH, TRAINER_WIDTH, VERSIONS = 2, 12, 2
@@ -24,7 +25,7 @@ def room(config: Config, disk: Path, memory: Path | None) -> Finding | None:
     generator's parts, where they are tried.
     """
     try:
-        weights = replace(read_shape(config.model.path), layers=LAYERS).parameters
+        weights = replace(read_shape(model_directory(config.model)), layers=LAYERS).parameters
     except ModelError:
         return None
     learner, generator = config.learner, config.generator

@@ -131,10 +131,11 @@ def browse(
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.terminal import Terminal
     from rlep.core.errors import PoolError
+    from rlep.core.hub_names import hub_data
 
     with TerminalProgress() as bars:
         files = files_of(config, data)
-        rows = dict(question_rows(files, bars)) if data or files[0].is_file() else {}
+        rows = dict(question_rows(files, bars)) if data or hub_data(files[0]) or files[0].is_file() else {}
     with existing(config) as pool:
         tokenizer = tokenizer_of(config, pool)
         held = pool.contents()

@@ -145,13 +145,15 @@ def _import_texts(config: Config, source: Path) -> Imported:
     from rlep.cli.progress import TerminalProgress
     from rlep.core.errors import DataError
     from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
+    from rlep.hub.resolve import model_directory
     from rlep.services.pool.files.texts import TextAnswers, import_texts
     from rlep.services.verifier.grader import configured_verifier
 
-    tokenizer = load_tokenizer(config.model.path)
+    model = model_directory(config.model, weights=False)
+    tokenizer = load_tokenizer(model)
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
-        pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(config.model.path)))
+        pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(model)))
         verifier = stack.enter_context(configured_verifier(config.verifier, workers=config.verifier.workers))
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
         rows = question_rows([source], bars, candidates=True)

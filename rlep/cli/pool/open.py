@@ -15,6 +15,7 @@ from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import read_rows
 from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.hub.resolve import model_directory
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.places import served
 
@@ -59,7 +60,7 @@ def file_errors(path: Path) -> Iterator[None]:
 def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
     """The tokenizer of model.path, or None where that is not there or not the pool's."""
     try:
-        tokenizer = load_tokenizer(config.model.path)
+        tokenizer = load_tokenizer(model_directory(config.model, weights=False))
     except ModelError:
         return None
     return tokenizer if tokenizer.digest == pool.stats().tokenizer_digest else None
@@ -67,7 +68,8 @@ def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
 
 def matching_tokenizer(config: Config, pool: PoolClient) -> Tokenizer:
     """The tokenizer of model.path. Raises ``ModelError`` where it is not the pool's: texts would be wrong."""
-    tokenizer, digest = load_tokenizer(config.model.path), pool.stats().tokenizer_digest
+    tokenizer = load_tokenizer(model_directory(config.model, weights=False))
+    digest = pool.stats().tokenizer_digest
     if tokenizer.digest != digest:
         raise ModelError(
             f"model.path = {config.model.path} has tokenizer {tokenizer.digest}; pool {pool.name} holds token ids of "

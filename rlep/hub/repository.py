@@ -1,0 +1,109 @@
+"""Repositories of the Hugging Face hub, at one commit: its files are downloaded whole or not used.
+
+The address is ``HF_ENDPOINT``'s, the cache ``HF_HOME``'s, the access token that of the environment or of ``hf auth login``, all
+as ``huggingface_hub`` has them. Broken downloads go on where they stopped. No code of a repository is loaded or run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from rlep.core.errors import DataError, ModelError
+
+NESTED = ("*/*",)
+"""Files in folders, which a model does not need: other formats, and originals before their conversion."""
+DOUBLE = ("consolidated*.safetensors",)
+"""Weights that a repository holds a second time, under other names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """One repository, e.g. ``Repository("model", "Qwen/Qwen3-4B")``; its errors are ``ModelError`` or ``DataError``."""
+
+    kind: Literal["model", "dataset"]
+    name: str
+
+    def commit(self, revision: str | None) -> str:
+        """Return the commit that a branch or tag names now; without network, the one it named when it was last asked for."""
+        from huggingface_hub import HfApi
+
+        with self._sentences(revision):
+            return HfApi().resolve_revision(self.name, repo_type=self.kind, revision=revision).resolved
+
+    def files(self, commit: str) -> tuple[str, ...]:
+        """Names of all files at a commit, sorted; asks the hub where this machine has not asked before."""
+        from huggingface_hub import HfApi, get_cached_repo_tree
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+        from huggingface_hub.hf_api import RepoFile
+
+        with self._sentences(commit):
+            try:
+                found = get_cached_repo_tree(self.name, repo_type=self.kind, revision=commit)
+            except CachedRepoTreeNotFoundError:
+                tree = HfApi().list_repo_tree(self.name, repo_type=self.kind, revision=commit, recursive=True)
+                found = [entry for entry in tree if isinstance(entry, RepoFile)]
+        return tuple(sorted(entry.path for entry in found))
+
+    def snapshot(self, commit: str, patterns: Sequence[str], leave_out: Sequence[str] = ()) -> Path:
+        """Download what is lacking of the files of these patterns; returns their directory, which has all of them."""
+        from huggingface_hub import get_cached_repo_tree, snapshot_download
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError, LocalEntryNotFoundError
+
+        given = partial(snapshot_download, self.name, repo_type=self.kind, revision=commit)
+        chosen = partial(given, allow_patterns=[*patterns], ignore_patterns=[*leave_out])
+
+        def held() -> Path:
+            get_cached_repo_tree(self.name, repo_type=self.kind, revision=commit)  # else nobody knows if all is there
+            return Path(chosen(local_files_only=True))
+
+        with self._sentences(commit):
+            try:
+                return held()
+            except (CachedRepoTreeNotFoundError, LocalEntryNotFoundError):
+                chosen()
+            return held()
+
+    @contextmanager
+    def _sentences(self, revision: str | None) -> Iterator[None]:
+        """Turn the hub's errors into one sentence. None of them shows a token: only kinds and status codes are quoted."""
+        from huggingface_hub import constants, errors
+
+        said = ModelError if self.kind == "model" else DataError
+        what = "model" if self.kind == "model" else "data set"
+        where = f"the hub {constants.ENDPOINT}"
+        page = f"{constants.ENDPOINT}/{'' if self.kind == 'model' else 'datasets/'}{self.name}"
+        try:
+            yield
+        except errors.GatedRepoError:
+            raise said(
+                f"{self.name} is gated: accept its conditions at {page}, and give your access token in HF_TOKEN or by "
+                "`hf auth login`"
+            ) from None
+        except errors.RepositoryNotFoundError:
+            raise said(
+                f"{where} shows no {what} {self.name}: check the name; a private one needs an access token, in HF_TOKEN or by "
+                "`hf auth login`"
+            ) from None
+        except errors.RevisionNotFoundError:
+            raise said(f"the {what} {self.name} has no revision {revision or 'main'} on {where}") from None
+        except errors.HfHubHTTPError as error:
+            raise said(f"{where} answers {error.response.status_code} for {self.name}; try again later") from None
+        except (
+            errors.LocalEntryNotFoundError,
+            errors.RevisionResolutionError,
+            errors.CachedRepoTreeNotFoundError,
+        ) as error:
+            raise said(f"{self._unreached(where)} ({type(error.__cause__ or error).__name__})") from None
+        except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:  # type: ignore[attr-defined]
+            raise said(f"{self._unreached(where)} ({type(error).__name__})") from None
+
+    def _unreached(self, where: str) -> str:
+        return (
+            f"{where} cannot be reached, and this machine has no whole copy of {self.name}: the same command goes on with the "
+            "download once there is a network and HF_HUB_OFFLINE is not set"
+        )
