@@ -14,7 +14,7 @@ from rlep.actors.node_address import use_node_interface
 from rlep.actors.node_model import model_on_node
 from rlep.actors.once import Once
 from rlep.config.schema import Config
-from rlep.core.builds import check_builds
+from rlep.core.builds import check_builds, check_triton
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler, SamplerHealth, prepare_environment
 from rlep.engines.weights.weight_update import WeightUpdate
@@ -42,6 +42,7 @@ class GeneratorActor:
     async def start(self, number: int, deadline_s: float) -> None:
         """Load the model. Here and below, a call that comes again with its ``number`` is the same one."""
         check_builds(self._gpus, None)
+        check_triton(used=bool(self._gpus))
         await self._once(number, lambda: self._start(deadline_s))
 
     async def _start(self, deadline_s: float) -> None:

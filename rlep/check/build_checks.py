@@ -9,7 +9,7 @@ from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.inputs import Look, Subject
 from rlep.config.schema import Config
-from rlep.core.builds import check_builds, check_cxx, installed, missing_compiler, torch_cuda
+from rlep.core.builds import check_builds, check_cxx, check_triton, installed, torch_cuda
 from rlep.core.errors import ConfigError
 
 DRIVERS = {12: 525, 13: 580}
@@ -31,7 +31,10 @@ def driver(subject: Subject) -> Iterator[Finding]:
         return
     served, major = driver_cuda(), int(cuda.partition(".")[0])
     if served is None:
-        raise ConfigError("GPUs are asked for and NVIDIA's driver is not here: libcuda.so.1 cannot be loaded")
+        raise ConfigError(
+            "GPUs are asked for and NVIDIA's driver is not here (libcuda.so.1 cannot be loaded): install it, or start a "
+            "container with its GPUs (docker run --gpus all)"
+        )
     if served // 1000 < major:
         raise ConfigError(
             f"NVIDIA's driver here runs CUDA {served // 1000}.{served % 1000 // 10}, torch is built for CUDA {cuda}: update the "
@@ -50,8 +53,7 @@ def compiler(subject: Subject) -> Iterator[Finding]:
         check_cxx(compiled=learner.compile, gpus=learner.gpus)
     if not _on_gpus(subject):
         return
-    if missing := missing_compiler():
-        raise ConfigError(missing)
+    check_triton(used=True)
     yield Finding("compiler", "ok", "compiles what Triton needs")
 
 

@@ -26,6 +26,7 @@ from rlep.plan.host import HostPlan, plan_host
 from rlep.plan.learner import plan_learner
 from rlep.plan.model_shape import read_shape
 
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 OBJECT_STORE_BYTES = 2**30
 LEAST_DISK_BYTES = 2 * 2**30
 """For logs, rollout files and the pool."""
@@ -153,8 +154,14 @@ def missing_cpus(config: Config, *, learns: bool = True) -> str:
 
 
 def memory_here(config: Config) -> int | None:
-    """Bytes of this machine's memory; None where a cluster is joined, of which nothing is known here."""
-    return None if joined_address(config.cluster.address) else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of this machine's memory, or of this container's; None where a cluster is joined, of which nothing is known here."""
+    if joined_address(config.cluster.address):
+        return None
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(whole, int(CONTAINER_LIMIT.read_text()))
+    except (OSError, ValueError):  # no control groups of version 2, or "max"
+        return whole
 
 
 def memory_advice(config: Config) -> str:

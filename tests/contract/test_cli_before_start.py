@@ -89,7 +89,7 @@ def test_no_part_is_tried_with_builds_that_cannot_work(config: str, overrides: l
     words = arguments("check", config, [*overrides, "generator.gpus=1", "learner.gpus=1"])
     result = CliRunner().invoke(app, [*words, "--try"])
     assert result.exit_code == 1
-    assert result.stdout.endswith("skipped parts: none was tried, because of what is wrong with: builds\n")
+    assert result.stdout.endswith("skipped parts: none was tried, because of what is wrong with: GPUs, builds\n")
 
 
 @pytest.mark.parametrize(("command", "address"), [("train", "127.0.0.1:1"), ("collect", ""), ("evaluate", "")])
