@@ -20,7 +20,7 @@ from rlep.actors.supervised import Supervised
 from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ActorLost, ConfigError
 from rlep.core.plural import counted
-from rlep.core.types import Completion, Prompt, Verdict
+from rlep.core.types import Asked, Completion, Prompt, Verdict
 from rlep.services.verifier.grader import configured_verifier, limits_of
 from rlep.services.verifier.user_function import source_version
 
@@ -43,9 +43,9 @@ class VerifierActor:
             return
         self._verifier = configured_verifier(config, workers=config.workers)
 
-    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
+    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool], asked: Asked) -> list[Verdict]:
         """Return one verdict per text, in order."""
-        return self._verifier.grade(reference, texts, truncated)
+        return self._verifier.grade(reference, texts, truncated, asked)
 
     def close(self) -> None:
         """End the grading processes."""
@@ -210,7 +210,7 @@ class VerifierPool:
             replica = await self._free_replica()
             try:
                 with self._cluster.timeline.span(replica.name, "grade", len(part)):
-                    return await self._call(replica, prompt.reference, texts, truncated)
+                    return await self._call(replica, prompt, texts, truncated)
             except ActorLost:
                 if replica.state != "leaving" and not replica.out_of_restarts:
                     raise
@@ -219,11 +219,12 @@ class VerifierPool:
                 self._freed.tell()
 
     async def _call(
-        self, replica: VerifierReplica, reference: str, texts: list[str], truncated: list[bool]
+        self, replica: VerifierReplica, prompt: Prompt, texts: list[str], truncated: list[bool]
     ) -> list[Verdict]:
         # Each response, of this call and of one before it, may last until its wall-clock limit.
         deadline = 60 + limits_of(self._config).wall_seconds * (BATCH + len(texts))
-        verdicts: list[Verdict] = await replica.actor.call("grade", reference, texts, truncated, deadline_s=deadline)
+        given = prompt.reference, texts, truncated, prompt.asked
+        verdicts: list[Verdict] = await replica.actor.call("grade", *given, deadline_s=deadline)
         return verdicts
 
     async def _free_replica(self) -> VerifierReplica:

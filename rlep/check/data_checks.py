@@ -12,6 +12,7 @@ from rlep.check.prompts_shown import prompt_notes, unknown_text
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
+from rlep.core.types import Prompt
 from rlep.data.prompts import NAMED_CHARACTERS, PromptOrder, PromptSet
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
 from rlep.driver.replays import choose_method
@@ -22,6 +23,7 @@ from rlep.hub.resolve import model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
+from rlep.services.verifier.reward_call import UnknownName
 from rlep.services.verifier.verifier import PROFILES
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -79,13 +81,16 @@ def verifier(subject: Subject) -> Iterator[Finding]:
 
     A reference of a math profile that says nothing is only told of: every response to it is wrong. Others refuse it.
     """
-    profile, references = subject.config.verifier.profile, _references(subject)
+    profile, references = (
+        subject.config.verifier.profile,
+        list({prompt.reference: None for prompt in _prompts(subject)}),
+    )
     try:
         with configured_verifier(subject.config.verifier) as built:
             built.check()
             faults = {reference: fault for reference in references if (fault := built.reference_fault(reference))}
             unpaid = _unpaid(built, [reference for reference in references if reference not in faults])
-            undecided = _undecided(built, references) if is_function(profile) else ""
+            undecided = _undecided(built, _prompts(subject)) if is_function(profile) else ""
     except ConfigError as error:
         raise ConfigError(f"verifier.profile = {profile}: {error}") from None
     if faults and profile not in PROFILES:
@@ -120,14 +125,23 @@ def _unpaid_pairs(verifier: BaseVerifier, pairs: Sequence[tuple[str, str]]) -> d
     return {reference: verdict.status for (reference, _), verdict in graded if verdict.status != "correct"}
 
 
-def _undecided(verifier: BaseVerifier, references: Sequence[str]) -> str:
-    """Say so if the user's function decides on none of the first references, given as responses; else an empty string."""
-    shown = references[:LEAST_QUESTIONS]
-    verdicts = verifier.grade_pairs([(reference, reference, False) for reference in shown])
+def _undecided(verifier: BaseVerifier, prompts: Sequence[Prompt]) -> str:
+    """Say so if the user's function decides on none of the first references, given as responses; else an empty string.
+
+    Raises ``ConfigError`` where it asks for what no question has.
+    """
+    first: dict[str, Prompt] = {}
+    for prompt in prompts:
+        first.setdefault(prompt.reference, prompt)
+    shown = list(first.values())[:LEAST_QUESTIONS]
+    verdicts = verifier.grade_pairs([(prompt.reference, prompt.reference, False, prompt.asked) for prompt in shown])
+    reasons = [verdict.reason.partition("\n")[0] for verdict in verdicts]
+    if unknown := next((reason for reason in reasons if reason.startswith(UnknownName.__name__)), ""):
+        raise ConfigError(unknown.partition(": ")[2])
     counts = Counter[str](verdict.status for verdict in verdicts)
     if not counts or {*counts} - {*UNDECIDED}:
         return ""
-    return undecided_text(verifier.name, counts, verdicts[0].reason.partition("\n")[0])
+    return undecided_text(verifier.name, counts, reasons[0])
 
 
 def _told(profile: str, faults: Mapping[str, str], references: int) -> str:
@@ -228,11 +242,11 @@ def check_watched(config: Config, prompts: PromptSet) -> None:
         )
 
 
-def _references(subject: Subject) -> list[str]:
-    """Return each reference once; none of questions that cannot be read, of which their own check tells."""
-    references: dict[str, None] = {}
+def _prompts(subject: Subject) -> list[Prompt]:
+    """Return the prompts of all questions; none of files that cannot be read, of which their own check tells."""
+    prompts: list[Prompt] = []
     for evaluated in (False, True):
         with suppress(RlepError):
-            prompts = subject.evaluation if evaluated else subject.train
-            references |= dict.fromkeys(prompt.reference for prompt in prompts.prompts) if prompts else {}
-    return list(references)
+            found = subject.evaluation if evaluated else subject.train
+            prompts += found.prompts if found else ()
+    return prompts

@@ -10,6 +10,7 @@ from pathlib import Path
 from rlep.config.schema import Config
 from rlep.core.plural import counted
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
+from rlep.driver.crashes import is_function
 from rlep.engines.tokenizer import Tokenizer
 
 
@@ -23,6 +24,7 @@ def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) ->
         ),
         max_tokens=config.data.max_prompt_tokens,
         max_bad_rows=config.data.max_bad_rows,
+        columns=is_function(config.verifier.profile),
     )
     opening = [tokenizer.opening(prompt.tokens, prompt.question) for prompt in found.prompts]
     prompts = tuple(replace(one, opening=mark) for one, mark in zip(found.prompts, opening, strict=True))

@@ -18,6 +18,8 @@ SHARED_UTILIZATION = 0.9
 
 VERIFIER_PROFILES = ("math", "math-bare", "strict-box", "dapo", "exact", "reasoning-gym", "code")
 """Beside a pattern and a function of one's own."""
+_TERM = r"\s*([\d.eE+-]+\*)?[A-Za-z_][\w.]*:[A-Za-z_]\w*\s*"
+"""A function of the user's own, and its weight among several."""
 SLOWEST_TOKENS_S = 20.0
 """Tokens a second of one response that is still called alive: a 7B model on a full GPU gives each of its responses about 30."""
 SHORTEST_LEASE_S = 600.0
@@ -134,9 +136,7 @@ class VerifierConfig(ActorConfig):
     @field_validator("profile")
     @classmethod
     def _known_profile(cls, profile: str) -> str:
-        if profile not in VERIFIER_PROFILES and not re.fullmatch(
-            r"regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*", profile
-        ):
+        if profile not in VERIFIER_PROFILES and not re.fullmatch(f"regex:.+|python:{_TERM}(,{_TERM})*", profile):
             known = f"{', '.join(VERIFIER_PROFILES)}, regex:PATTERN and python:module:function"
             raise ConfigError(f"there is no verifier.profile {profile}: there are {known}")
         return profile

@@ -6,7 +6,7 @@ import hashlib
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,18 @@ class Message:
     content: str
 
 
+class Asked(NamedTuple):
+    """The question behind a response, for reward functions that ask for more than its reference."""
+
+    prompt: str = ""
+    """The question as text."""
+    columns: str = ""
+    """Its row in the data, a JSON object; empty where no function may ask for it."""
+
+
+NOT_ASKED = Asked()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """A question with its reference answer, ready to be sampled from."""
@@ -85,6 +97,13 @@ class Prompt:
     """The dataset the question comes from, e.g. ``aime2024``; metrics are also kept per data source."""
     opening: str = ""
     """The mark with which the prompt itself opens the response's thinking, e.g. ``<think>``: graded text begins with it."""
+    columns: str = ""
+    """Its row in the data, a JSON object, where the verifier is a function that may ask for it."""
+
+    @property
+    def asked(self) -> Asked:
+        """The question as a reward function may ask for it."""
+        return Asked(self.question, self.columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlep.core.errors import DataError
-from rlep.core.types import Message
+from rlep.core.types import Asked, Message
 
 QUESTION_COLUMNS = ("problem", "question", "prompt")
 """Names of a plain question column, tried in this order, in any capitalisation."""
@@ -32,30 +32,49 @@ class PromptRow:
     """Why the row has no usable question or reference; empty where it has both."""
     place: str = field(default="", compare=False)
     """Place in its file: ``line 3``, or ``row 3`` of Parquet."""
+    columns: str = field(default="", compare=False)
+    """The whole row, a JSON object without its ``candidates``, where it was asked for."""
 
     @property
     def question(self) -> str:
         """The contents of all messages, joined by blank lines."""
         return "\n\n".join(message.content for message in self.messages)
 
+    @property
+    def asked(self) -> Asked:
+        """The question as a reward function may ask for it."""
+        return Asked(self.question, self.columns)
+
 
 Adapter = Callable[[Mapping[str, object], str], PromptRow]
 """Turns one raw row into a ``PromptRow``; raises ``ValueError`` saying what is wrong with it."""
 
 
-def adapt(
-    adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, *, candidates: bool, source: str = ""
-) -> PromptRow:
-    """The row at ``place``; where it states no data source, it is of ``source``, else of the file's name.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Parts of a row beside question, reference and source that its reader asks for, and names that its file lacks."""
 
-    Raises ``DataError``, naming file and place, where it is malformed.
-    """
+    candidates: bool = False
+    """Its responses, which may be megabytes."""
+    columns: bool = False
+    """All of its columns."""
+    source: str = ""
+    """Data source of a row that states none; empty: the file's name."""
+
+
+PLAIN = Wanted()
+
+
+def adapt(adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, wanted: Wanted) -> PromptRow:
+    """The row at ``place``. Raises ``DataError``, naming file and place, where it is malformed."""
     try:
-        row = replace(adapter(raw, source or path.stem), place=place)
+        row = replace(adapter(raw, wanted.source or path.stem), place=place)
         row.question.encode()
         row.reference.encode()
-        if candidates:
+        if wanted.candidates:
             row = replace(row, candidates=_candidates(raw))
+        if wanted.columns:
+            row = replace(row, columns=_columns(raw, row.data_source))
     except UnicodeEncodeError as error:
         raise DataError(f"{path}, {place}: text that has no UTF-8 form: {error}") from error
     except ValueError as error:
@@ -137,6 +156,27 @@ def _candidates(raw: Mapping[str, object]) -> tuple[str, ...]:
     for text in found:
         text.encode()
     return tuple(found)
+
+
+def _columns(raw: Mapping[str, object], source: str) -> str:
+    """The row as JSON, times as text, without bytes and without its own responses; it always has a ``data_source``."""
+    columns = _plain_mapping({name: value for name, value in raw.items() if name != "candidates"})
+    reward = columns.get("reward_model")
+    if isinstance(reward, dict):
+        reward.pop("candidates", None)
+    return json.dumps({"data_source": source} | columns, sort_keys=True)
+
+
+def _plain_mapping(value: Mapping[str, object]) -> dict[str, object]:
+    return {str(name): _plain(part) for name, part in value.items() if not isinstance(part, bytes)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return _plain_mapping(value)
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value if not isinstance(part, bytes)]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _plain_adapter(question: str, reference: str) -> Adapter:

@@ -15,7 +15,7 @@ from rlep.core.plural import counted
 from rlep.core.seeds import generator_for
 from rlep.core.types import Int32Array, Int64Array, Message, Prompt, prompt_id_of
 from rlep.data.prompt_files import read_rows
-from rlep.data.prompt_rows import PromptRow
+from rlep.data.prompt_rows import PromptRow, Wanted
 
 Encode = Callable[[Sequence[Message]], Int32Array]
 """Chat messages to the token ids the model is shown, ``[prompt_length]``."""
@@ -81,17 +81,19 @@ class PromptSet:
 
     @cached_property
     def digest(self) -> str:
-        """Hash (32 hex digits) over the prompt ids in order: a resumed run refuses another dataset by it."""
+        """Hash (32 hex digits) over the prompt ids, and columns, in order: a resumed run refuses another dataset by it."""
         digest = hashlib.blake2b(digest_size=16, person=b"rlep.dataset")
         for prompt in self.prompts:
-            digest.update(prompt.id.encode())
+            digest.update(prompt.id.encode() + prompt.columns.encode())
         return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.prompts)
 
 
-def load_prompts(paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_bad_rows: float = 0.05) -> PromptSet:
+def load_prompts(
+    paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_bad_rows: float = 0.05, columns: bool = False
+) -> PromptSet:
     """The questions of verl-style or plain Parquet and JSONL files, merged by content hash.
 
     Args:
@@ -99,6 +101,7 @@ def load_prompts(paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_
         encode: the chat template and tokenizer; called once per distinct question.
         max_tokens: prompts with more tokens are left out and counted.
         max_bad_rows: share of a file's rows, 0…1, that may be without a usable question or reference.
+        columns: keep every column of a question's first row, for a reward function.
 
     Raises:
         DataError: a file or row that cannot be read (see ``read_rows``), a file with a larger share of bad rows
@@ -107,7 +110,7 @@ def load_prompts(paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_
     intake = _Intake(encode, max_tokens)
     for path in paths:
         bad = _BadRows(path)
-        for row in read_rows(path):
+        for row in read_rows(path, Wanted(columns=columns)):
             bad.see(row)
             intake.add(row)
         bad.check(max_bad_rows)
@@ -192,7 +195,7 @@ class _Intake:
             self.too_long += 1
             self.shortest_refused = min(self.shortest_refused or len(tokens), len(tokens))
             return
-        self.prompts.append(Prompt(prompt_id, question, row.reference, tokens, row.data_source))
+        self.prompts.append(Prompt(prompt_id, question, row.reference, tokens, row.data_source, columns=row.columns))
 
     def report(self) -> PromptReport:
         return PromptReport(

@@ -156,9 +156,9 @@ def _import_texts(config: Config, source: Path) -> Imported:
         pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(model)))
         verifier = stack.enter_context(configured_verifier(config.verifier, workers=config.verifier.workers))
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
-        rows = question_rows([source], bars, candidates=True)
+        rows = question_rows([source], bars, candidates=True, columns=verifier.asks)
         questions = (
-            TextAnswers(prompt_id, row.reference, row.candidates, opening_of(config, tokenizer, row))
+            TextAnswers(prompt_id, row.reference, row.candidates, opening_of(config, tokenizer, row), row.asked)
             for prompt_id, row in rows
             if row.candidates
         )

@@ -13,7 +13,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import DataError, ModelError, PoolError
 from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import read_rows
-from rlep.data.prompt_rows import PromptRow
+from rlep.data.prompt_rows import PromptRow, Wanted
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.hub.resolve import model_directory
 from rlep.services.pool.rpc.client import PoolClient
@@ -79,13 +79,13 @@ def matching_tokenizer(config: Config, pool: PoolClient) -> Tokenizer:
 
 
 def question_rows(
-    paths: Sequence[Path], bars: TerminalProgress, *, candidates: bool = False
+    paths: Sequence[Path], bars: TerminalProgress, *, candidates: bool = False, columns: bool = False
 ) -> Iterator[tuple[str, PromptRow]]:
     """(prompt id, row) of every row with question and reference; each question once unless ``candidates`` are wanted."""
     seen: set[str] = set()
     with bars.phase("read", None, "rows") as advance:
         for path in paths:
-            for row in read_rows(path, candidates=candidates):
+            for row in read_rows(path, Wanted(candidates, columns)):
                 advance(1)
                 if not row.question.strip() or not row.reference:
                     continue

@@ -12,24 +12,23 @@ Run as ``python -m rlep.services.verifier.worker PARENT_PID TASK LIMITS_JSON``.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
-import math
 import os
 import random
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from decimal import Decimal
-from numbers import Real
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from rlep.core.errors import VerifierError
-from rlep.core.scores import score_fault
-from rlep.services.verifier import frames
+from rlep.services.verifier import frames, judgement, reward_call
 from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
+from rlep.services.verifier.judgement import Judge, Judgement
+from rlep.services.verifier.reward_call import user_judge
 
 _WARM_UP = (
     ("1/3", "\\frac{1}{3}", "correct"),
@@ -44,29 +43,16 @@ _WARM_UP = (
 """Reference, answer, and the verdict without which a worker does not serve."""
 
 
-class BadScore(ValueError):
-    """The user's function returned a score or parts that mean nothing: the response is ``crashed``."""
-
-
-class Judgement(NamedTuple):
-    """Finding of a judge."""
-
-    status: str
-    extracted: str | None
-    failure: str = ""
-    """Of what is ``crashed``: ``Kind: message``, and below it where in the user's function."""
-    score: float | None = None
-    parts: Mapping[str, float] = {}
-
-
-Judge = Callable[[str, str], Judgement]
-"""``(reference, answer) -> judgement``; may run for ever, exhaust memory, or kill its process."""
+Grade = Callable[[frames.GradingJob], Judgement]
+Run = Callable[[Coroutine[Any, Any, Judgement]], Judgement]
 
 RECYCLED: Final = 0
 OUT_OF_MEMORY: Final = 77
 OUT_OF_STEP: Final = 78
 UNUSABLE: Final = 79
 _MAX_REASON = 2000
+_OWN_FILES = (__file__, judgement.__file__, reward_call.__file__)
+"""A traceback is shown from below the last of their frames."""
 _MAX_FRAMES = 8
 """Innermost frames of a traceback that are shown."""
 
@@ -102,82 +88,29 @@ def load_judge(task: str) -> Judge:
     if task == "math":
         grading = importlib.import_module("rlep.services.verifier.grading")
 
-        def judge(reference: str, answer: str) -> Judgement:
-            return Judgement(*grading.judge(reference, answer))
+        async def judge(job: frames.GradingJob) -> Judgement:
+            return Judgement(*grading.judge(job.reference, job.answer))
 
         for reference, answer, wanted in _WARM_UP:
             random.seed(0)
-            found = judge(reference, answer).status
+            found = finish(judge(frames.GradingJob(reference, answer))).status
             if found != wanted:
                 raise VerifierError(
                     f"it grades the answer {answer} to {reference} as {found}, which is {wanted}; reinstall "
                     "math-verify, latex2sympy2-extended and sympy in the versions that rlep's package names"
                 )
-        return judge
+        return Judge(judge)
     return user_judge(task)
 
 
-def user_judge(task: str) -> Judge:
-    """The user's function ``f(reference, response) -> found``, or ``-> (found, extracted)``, as a judge.
-
-    Its attribute ``score_range`` declares scores in another range than [0, 1], e.g. ``(-1.0, 2.0)``.
-    """
-    module, _, name = task.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    if not callable(function):
-        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
-    low, high = map(float, getattr(function, "score_range", (0.0, 1.0)))
-    if not -math.inf < low < high < math.inf:
-        raise ValueError(f"{name}.score_range = ({low:g}, {high:g}) is no range")
-
-    def judge(reference: str, response: str) -> Judgement:
-        returned = function(reference, response)
-        found, extracted = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-        return judgement_of(found, None if extracted is None else str(extracted), low, high)
-
-    return judge
-
-
-def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: float = 1.0) -> Judgement:
-    """A bool as it is; a number, or a mapping with ``score`` and named parts, with its score, of [low, high] moved to [0, 1].
-
-    Raises BadScore for anything else.
-    """
-    found = _unboxed(found)
-    if isinstance(found, bool):
-        return Judgement("correct" if found else "wrong", extracted)
-    if isinstance(found, Mapping):
-        parts = {name: _number(name, value) for name, value in found.items()}
-        if "score" not in parts:
-            raise BadScore('a mapping of named parts needs the key "score", the reward')
-        score = parts.pop("score")
-    elif isinstance(found, Real | Decimal):
-        score, parts = float(found), {}
-    else:
-        raise BadScore(
-            f"it returned {found!r:.60} ({type(found).__name__}), which is neither a bool, a number nor a mapping"
-        )
-    if not low <= score <= high:
-        raise BadScore(
-            f"score {score:g} does not lie in [{low:g}, {high:g}]; scale it, or declare its range as the function's "
-            "attribute score_range, e.g. (-1.0, 2.0)"
-        )
-    score = (score - low) / (high - low)
-    if fault := score_fault(score, parts):
-        raise BadScore(fault)
-    return Judgement("correct" if score == 1.0 else "wrong", extracted, "", score, parts)
-
-
-def _unboxed(value: object) -> object:
-    """A scalar of numpy or torch as Python's own."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
-
-
-def _number(name: object, value: object) -> float:
-    value = _unboxed(value)
-    if not isinstance(name, str) or not isinstance(value, Real | Decimal):
-        raise BadScore(f"{name!r:.80}: {value!r:.60} is not a number under a name")
-    return float(value)
+def finish(judging: Coroutine[Any, Any, Judgement]) -> Judgement:
+    """Run a judge that waits for nothing, without an event loop: the limits allow none to be made."""
+    try:
+        judging.send(None)
+    except StopIteration as ended:
+        found: Judgement = ended.value
+        return found
+    raise RuntimeError("a judge that is not async waits for something")
 
 
 def host(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
@@ -209,8 +142,13 @@ def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> 
     code = 1
     try:
         die_with_parent(parent)
+        run: Run = finish
+        if judge.is_async:
+            runner = asyncio.Runner()
+            runner.get_loop()  # it has a pair of sockets, which the limits refuse from here on
+            run = runner.run
         confine(limits)
-        code = serve(judge, limits, jobs, replies)
+        code = serve(lambda job: run(judge.judge(job)), limits, jobs, replies)
     except MemoryError:
         code = OUT_OF_MEMORY
     except frames.FrameError:
@@ -219,7 +157,7 @@ def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> 
         os._exit(code)
 
 
-def serve(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
+def serve(judge: Grade, limits: Limits, jobs: int, replies: int) -> int:
     """Grade batches until it is time to be replaced; the exit code."""
     done = 0
     while done < limits.recycle_jobs and _resident_mb() < limits.recycle_mb:
@@ -227,19 +165,19 @@ def serve(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
         if batch is None:
             return OUT_OF_STEP
         os.write(replies, frames.encode({"batch": batch["batch"]}))
-        for reference, answer in batch["jobs"]:
-            os.write(replies, frames.encode(_grade_one(judge, limits, reference, answer)))
+        for job in batch["jobs"]:
+            os.write(replies, frames.encode(_grade_one(judge, limits, frames.GradingJob(*job))))
             done += 1
     return RECYCLED
 
 
-def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> list[Any]:
+def _grade_one(judge: Grade, limits: Limits, job: frames.GradingJob) -> list[Any]:
     """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``. Raises MemoryError."""
     random.seed(0)  # the engine draws test points; equal jobs must see equal ones
     started = time.perf_counter()
     start_clock(limits.cpu_seconds)
     try:
-        found = judge(reference, answer)
+        found = judge(job)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
@@ -251,8 +189,10 @@ def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> lis
 
 
 def _failure_of(error: Exception) -> str:
-    """``Kind: message``, and a traceback without the frames of this file."""
-    frames_below = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
+    """``Kind: message``, and a traceback of the function's own frames."""
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [index for index, frame in enumerate(stack) if frame.filename in _OWN_FILES]
+    frames_below = stack[own[-1] + 1 :] if own else stack
     said = f"{type(error).__name__}: {error}"[:_MAX_REASON]
     if not frames_below:
         return said

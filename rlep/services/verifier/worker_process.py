@@ -11,23 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from rlep.core.errors import VerifierError
 from rlep.core.types import Status
 from rlep.services.verifier import frames
+from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
 
 _START_SECONDS = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class GradingJob:
-    """One comparison for a worker."""
-
-    reference: str
-    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +110,7 @@ class WorkerProcess:
         if self._process is None:
             self.start()
         self._batches += 1
-        self._send({"batch": self._batches, "jobs": [(job.reference, job.answer) for job in jobs]})
+        self._send({"batch": self._batches, "jobs": list(map(astuple, jobs))})
         accepted = False
         wanted = len(replies) + len(jobs)
         started = time.perf_counter()
