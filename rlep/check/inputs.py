@@ -79,13 +79,13 @@ class Subject:
         """The training questions; None for a command that trains on none."""
         if self.command == "evaluate":
             return None
-        return self._once("data.train", lambda: self._prompts([self.config.data.train]))
+        return self._once("data.train", lambda: self._prompts([self.config.data.train], training=True))
 
     @property
     def evaluation(self) -> PromptSet | None:
         """The held-out questions; None without files."""
         files = self.config.data.evaluation
-        return self._once("data.evaluation", lambda: self._prompts(files)) if files else None
+        return self._once("data.evaluation", lambda: self._prompts(files, training=False)) if files else None
 
     def inputs(self) -> Inputs:
         """Return what a command needs. Raises ``ModelError`` or ``DataError`` saying what to fix."""
@@ -100,8 +100,8 @@ class Subject:
         except ModelError:
             return None
 
-    def _prompts(self, files: Sequence[Path]) -> PromptSet:
-        return read_prompts(self.config, files, self.tokenizer)
+    def _prompts(self, files: Sequence[Path], *, training: bool) -> PromptSet:
+        return read_prompts(self.config, files, self.tokenizer, training=training)
 
     def _once(self, what: str, read: Callable[[], T]) -> T:
         if what not in self._values:

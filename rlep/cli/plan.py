@@ -12,6 +12,7 @@ from rlep.check.fit_checks import memory_here, missing_cpus
 from rlep.check.inputs import Subject
 from rlep.check.pool_checks import pool_exists
 from rlep.check.pool_place import pool_place
+from rlep.check.prompts_shown import wanted_of
 from rlep.config.schema import Config
 from rlep.core.errors import DataError, ModelError
 from rlep.core.hub_names import hub_data
@@ -72,7 +73,13 @@ def _prompts(
         return None
     if paths and not subject.config.model.path.is_dir():  # questions can be counted, their tokens cannot
         most = subject.config.data.max_bad_rows
-        return load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=1, max_bad_rows=most)
+        return load_prompts(
+            paths,
+            encode=lambda _: np.empty(0, np.int32),
+            max_tokens=1,
+            max_bad_rows=most,
+            wanted=wanted_of(subject.config),
+        )
     return read()
 
 

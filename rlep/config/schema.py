@@ -87,6 +87,11 @@ class DataConfig(Section):
     Duplicates are merged by content hash."""
     evaluation: tuple[Path, ...] = ()
     """Held-out sets, named likewise; each may hold several data sources, reported one by one."""
+    question: str | None = Field(None, min_length=1)
+    """Column of the question, which the training set must have; None finds it among the known names, as in a held-out set
+    without this column."""
+    answer: str | None = Field(None, min_length=1)
+    """Column of the reference answer, likewise."""
     max_prompt_tokens: Positive = 1024
     """Longer prompts are filtered and counted."""
     max_bad_rows: Share = 0.05

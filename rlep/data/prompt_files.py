@@ -118,9 +118,9 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
     try:
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
-        adapter = adapter_for(schema.names)
+        adapter = adapter_for(schema.names, wanted)
         if adapter is None:
-            raise unknown_columns(schema.names, path)
+            raise unknown_columns(schema.names, path, wanted)
         columns, few = _wanted_columns(schema, wanted), wanted.candidates or wanted.columns
         stored = columns_below(metadata, columns)
         check_pages(path, metadata, columns=stored)
@@ -140,11 +140,12 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
 def _wanted_columns(schema: Any, wanted: Wanted) -> list[str]:
     """The columns to decode; of a ``reward_model`` struct only what is wanted (candidates may be megabytes)."""
     known = {"data_source", "prompt", "reward_model", *QUESTION_COLUMNS, *REFERENCE_COLUMNS}
+    own = {wanted.question, wanted.answer}
     names = []
     for field in schema:
         if field.name == "candidates":
             names += [field.name] if wanted.candidates else []
-        elif field.name.casefold() in known or (wanted.columns and not _has_bytes(field.type)):
+        elif field.name in own or field.name.casefold() in known or (wanted.columns and not _has_bytes(field.type)):
             names.append(field.name)
     if "reward_model" in names:
         reward = schema.field("reward_model").type
@@ -207,14 +208,14 @@ def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
             if not line.strip():
                 continue
             raw = _parse_line(line, f"{path}, {place}")
-            adapter = adapter or adapter_for(list(raw))
+            adapter = adapter or adapter_for(list(raw), wanted)
             if adapter is None:
                 columns = columns or list(raw)
-                yield row_without_columns(list(raw), place)
+                yield row_without_columns(list(raw), place, wanted)
             else:
                 yield adapt(adapter, raw, path, place, wanted)
     if adapter is None and columns is not None:
-        raise unknown_columns(columns, path)
+        raise unknown_columns(columns, path, wanted)
 
 
 def _parse_line(line: bytes, where: str) -> dict[str, object]:

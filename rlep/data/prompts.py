@@ -15,7 +15,7 @@ from rlep.core.plural import counted
 from rlep.core.seeds import generator_for
 from rlep.core.types import Int32Array, Int64Array, Message, Prompt, prompt_id_of
 from rlep.data.prompt_files import read_rows
-from rlep.data.prompt_rows import PromptRow, Wanted
+from rlep.data.prompt_rows import PLAIN, PromptRow, Wanted
 
 Encode = Callable[[Sequence[Message]], Int32Array]
 """Chat messages to the token ids the model is shown, ``[prompt_length]``."""
@@ -92,7 +92,7 @@ class PromptSet:
 
 
 def load_prompts(
-    paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_bad_rows: float = 0.05, columns: bool = False
+    paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_bad_rows: float = 0.05, wanted: Wanted = PLAIN
 ) -> PromptSet:
     """The questions of verl-style or plain Parquet and JSONL files, merged by content hash.
 
@@ -101,7 +101,7 @@ def load_prompts(
         encode: the chat template and tokenizer; called once per distinct question.
         max_tokens: prompts with more tokens are left out and counted.
         max_bad_rows: share of a file's rows, 0…1, that may be without a usable question or reference.
-        columns: keep every column of a question's first row, for a reward function.
+        wanted: parts of a question's first row beside question and reference, and the names of their columns.
 
     Raises:
         DataError: a file or row that cannot be read (see ``read_rows``), a file with a larger share of bad rows
@@ -110,7 +110,7 @@ def load_prompts(
     intake = _Intake(encode, max_tokens)
     for path in paths:
         bad = _BadRows(path)
-        for row in read_rows(path, Wanted(columns=columns)):
+        for row in read_rows(path, wanted):
             bad.see(row)
             intake.add(row)
         bad.check(max_bad_rows)

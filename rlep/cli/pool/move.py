@@ -70,24 +70,28 @@ def export(
 
 def _export_texts(config: Config, pool: PoolClient, out: Path, data: Sequence[Path], bars: TerminalProgress) -> int:
     """Questions that have responses, with these as texts, in the authors' schema; appears as a whole or not at all."""
-    from rlep.cli.pool.open import matching_tokenizer
+    from rlep.check.prompts_shown import wanted_of
+    from rlep.cli.pool.open import matching_tokenizer, question_rows
     from rlep.core.errors import DataError
     from rlep.data.prompt_files import write_verl
 
     if out.suffix not in (".parquet", ".jsonl"):
         raise DataError(f"{out}: the authors' form is one file, name it .parquet or .jsonl")
     tokenizer = matching_tokenizer(config, pool)
-    return write_verl(out, _with_responses(pool, tokenizer, data, bars), split="train", candidates=True)
+    return write_verl(
+        out,
+        _with_responses(pool, tokenizer, question_rows(data, bars, wanted_of(config))),
+        split="train",
+        candidates=True,
+    )
 
 
 def _with_responses(
-    pool: PoolClient, tokenizer: Tokenizer, data: Sequence[Path], bars: TerminalProgress
+    pool: PoolClient, tokenizer: Tokenizer, rows: Iterator[tuple[str, PromptRow]]
 ) -> Iterator[PromptRow]:
     """The rows whose questions have responses in the pool, each with these."""
-    from rlep.cli.pool.open import question_rows
     from rlep.services.pool.files.texts import texts_of
 
-    rows = question_rows(data, bars)
     while some := dict(islice(rows, QUESTIONS_A_READ)):
         for prompt_id, texts in texts_of(pool, list(some), tokenizer).items():
             yield replace(some[prompt_id], candidates=texts)
@@ -141,6 +145,7 @@ def _import_records(config: Config, source: Path) -> Imported:
 
 
 def _import_texts(config: Config, source: Path) -> Imported:
+    from rlep.check.prompts_shown import wanted_of
     from rlep.cli.pool.open import filling, opening_of, question_rows
     from rlep.cli.progress import TerminalProgress
     from rlep.core.errors import DataError
@@ -156,7 +161,7 @@ def _import_texts(config: Config, source: Path) -> Imported:
         pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(model)))
         verifier = stack.enter_context(configured_verifier(config.verifier, workers=config.verifier.workers))
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
-        rows = question_rows([source], bars, candidates=True, columns=verifier.asks)
+        rows = question_rows([source], bars, wanted_of(config, candidates=True, columns=verifier.asks))
         questions = (
             TextAnswers(prompt_id, row.reference, row.candidates, opening_of(config, tokenizer, row), row.asked)
             for prompt_id, row in rows

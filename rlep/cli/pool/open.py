@@ -78,19 +78,17 @@ def matching_tokenizer(config: Config, pool: PoolClient) -> Tokenizer:
     return tokenizer
 
 
-def question_rows(
-    paths: Sequence[Path], bars: TerminalProgress, *, candidates: bool = False, columns: bool = False
-) -> Iterator[tuple[str, PromptRow]]:
-    """(prompt id, row) of every row with question and reference; each question once unless ``candidates`` are wanted."""
+def question_rows(paths: Sequence[Path], bars: TerminalProgress, wanted: Wanted) -> Iterator[tuple[str, PromptRow]]:
+    """(prompt id, row) of every row with question and reference; each question once unless its candidates are wanted."""
     seen: set[str] = set()
     with bars.phase("read", None, "rows") as advance:
         for path in paths:
-            for row in read_rows(path, Wanted(candidates, columns)):
+            for row in read_rows(path, wanted):
                 advance(1)
                 if not row.question.strip() or not row.reference:
                     continue
                 prompt_id = prompt_id_of(row.question, row.reference)
-                if candidates or prompt_id not in seen:
+                if wanted.candidates or prompt_id not in seen:
                     seen.add(prompt_id)
                     yield prompt_id, row
 
