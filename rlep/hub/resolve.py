@@ -29,9 +29,14 @@ def pin(config: Config) -> Config:
     return config.with_values(model={"revision": _pinned(config.model)}, data=sets)
 
 
-def resolve(config: Config, note: Callable[[str], None]) -> Config:
-    """Return ``config`` pinned, with all that it names on this machine; raises as ``pin``."""
+def resolve(config: Config, note: Callable[[str], None], *, check: Callable[[Config], None] | None = None) -> Config:
+    """Return ``config`` pinned, with all that it names on this machine; raises as ``pin``.
+
+    ``check`` is shown the pinned config, and may refuse it before anything is downloaded.
+    """
     pinned = pin(config)
+    if check is not None:
+        check(pinned)
     if pinned.model.revision:
         note(f"model: {model_text(pinned.model)}")
         model_directory(pinned.model)

@@ -10,12 +10,12 @@ from rlep.core.errors import PoolError
 from rlep.core.plural import counted
 from rlep.driver.collect import Collected, Collector, collected_before
 from rlep.driver.run_directory import RunDirectory
-from rlep.hub.resolve import resolve
 from rlep.launch.command import (
     CommandProgress,
     actor_report,
     open_run,
     report_crashes,
+    resolve_names,
     run_of,
     starting_text,
     train_set,
@@ -28,7 +28,7 @@ from rlep.launch.watch import Watch
 
 def collect(config: Config, progress: CommandProgress) -> Collected:
     """Sample every question; fill the pool."""
-    config = resolve(config, progress.note)
+    config = resolve_names(config, "collect", progress)
     subject = Subject(config, "collect")
     inputs = check_inputs(subject, progress.note)
     with open_run(config, inputs, "collect", progress) as store:
