@@ -13,7 +13,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
 from rlep.core.types import Prompt
-from rlep.data.prompts import NAMED_CHARACTERS, PromptOrder, PromptSet
+from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
 from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
@@ -63,7 +63,12 @@ def training_data(subject: Subject) -> Iterator[Finding]:
     config = subject.config
     if subject.learns:
         check_watched(config, prompts)
-        PromptOrder(len(prompts), config.rollout.prompts, config.run.seed)
+        order = order_of(config, prompts.report)
+        for part in order.sets:
+            share = (
+                f"{counted(part.count, 'question')}, {float(part.high - part.low):g} of {order.per_step} prompts a step"
+            )
+            yield Finding("training set", "ok", f"{part.name}: {share}, an epoch of {counted(part.epoch, 'step')}")
     yield Finding("training data", "ok", str(prompts.report))
 
 

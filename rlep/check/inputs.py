@@ -79,7 +79,7 @@ class Subject:
         """The training questions; None for a command that trains on none."""
         if self.command == "evaluate":
             return None
-        return self._once("data.train", lambda: self._prompts([self.config.data.train], training=True))
+        return self._once("data.train", lambda: self._prompts(self.config.data.train_paths, training=True))
 
     @property
     def evaluation(self) -> PromptSet | None:

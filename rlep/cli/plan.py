@@ -31,7 +31,7 @@ def read_known(config: Config) -> Known:
     path = _model(config, missing)
     there = path is not None
     subject = Subject(config.with_values(model={"path": path or config.model.path, "revision": None}))
-    train = _prompts(subject, [config.data.train], missing, lambda: subject.train)
+    train = _prompts(subject, config.data.train_paths, missing, lambda: subject.train)
     evaluation = _prompts(subject, config.data.evaluation, missing, lambda: subject.evaluation)
     return Known(
         data=train.report if train else None,

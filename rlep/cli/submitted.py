@@ -85,4 +85,4 @@ def _of_hub(name: str, path: Path, config: Config, within: Path) -> bool:
 
 def _paths(config: Config) -> dict[str, Sequence[Path]]:
     data = config.data
-    return {"model.path": [config.model.path], "data.train": [data.train], "data.evaluation": data.evaluation}
+    return {"model.path": [config.model.path], "data.train": data.train_paths, "data.evaluation": data.evaluation}

@@ -25,7 +25,8 @@ def pin(config: Config) -> Config:
     Raises ``ModelError`` or ``DataError`` saying why a name stands for nothing, ``ConfigError`` for a directory's revision.
     """
     data = config.data
-    sets = {"train": pin_data(data.train), "evaluation": tuple(map(pin_data, data.evaluation))}
+    train = tuple(one.model_copy(update={"path": pin_data(one.path)}) for one in data.train)
+    sets = {"train": train, "evaluation": tuple(map(pin_data, data.evaluation))}
     return config.with_values(model={"revision": _pinned(config.model)}, data=sets)
 
 
@@ -40,7 +41,7 @@ def resolve(config: Config, note: Callable[[str], None], *, check: Callable[[Con
     if pinned.model.revision:
         note(f"model: {model_text(pinned.model)}")
         model_directory(pinned.model)
-    for path in (pinned.data.train, *pinned.data.evaluation):
+    for path in (*pinned.data.train_paths, *pinned.data.evaluation):
         if hub_data(path):
             note(f"data: {path}")
             data_files(path)

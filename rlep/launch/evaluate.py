@@ -60,11 +60,11 @@ def choose_model(
     held_out = tuple(data) or config.data.evaluation
     if not held_out:
         raise ConfigError("nothing to evaluate on: name held-out files, or set data.evaluation")
-    train = (own or config).data.train
+    train = (own or config).data.train_paths
     notes = [
         f"{file} is the training file: this accuracy says nothing about unseen questions"
         for file in held_out
-        if file == train or (file.exists() and train.exists() and file.samefile(train))
+        if any(file == other or (file.exists() and other.exists() and file.samefile(other)) for other in train)
     ]
     if own is None:
         return EvaluatedModel(directory, config, held_out, tuple(notes))

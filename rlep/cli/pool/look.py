@@ -139,7 +139,7 @@ def browse(
         files = files_of(config, data)
         rows = (
             dict(question_rows(files, bars, wanted_of(config)))
-            if data or hub_data(files[0]) or files[0].is_file()
+            if data or all(hub_data(file) or file.is_file() for file in files)
             else {}
         )
     with existing(config) as pool:

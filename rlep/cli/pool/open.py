@@ -102,4 +102,4 @@ def opening_of(config: Config, tokenizer: Tokenizer, row: PromptRow) -> str:
 
 def files_of(config: Config, data: Sequence[Path] | None) -> list[Path]:
     """The question files: those given, else data.train."""
-    return list(data) if data else [config.data.train]
+    return list(data) if data else list(config.data.train_paths)

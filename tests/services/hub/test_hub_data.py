@@ -57,12 +57,12 @@ def test_names_are_pinned_to_configuration_and_commit_and_then_ask_nobody(hub: H
         'data.evaluation=["hf:org/aime:test", "own.jsonl"]',
     ]
     data = pin(load_config([], settings)).data
-    assert data.train == Path(f"hf:org/gsm8k/main:train@{commit}")
+    assert data.train_paths[0] == Path(f"hf:org/gsm8k/main:train@{commit}")
     assert [path.name for path in data.evaluation][1] == "own.jsonl"
     assert str(data.evaluation[0]).startswith("hf:org/aime/default:test@")
-    assert len(list(read_rows(data.train))) == 3
+    assert len(list(read_rows(data.train_paths[0]))) == 3
     hub.asked.clear()
-    assert len(list(read_rows(data.train))) == 3
+    assert len(list(read_rows(data.train_paths[0]))) == 3
     assert hub.asked == []
 
 
