@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import yaml
 
 Files = Mapping[str, bytes]
 
@@ -26,6 +29,9 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     """Method and path of each request."""
+    tokens: set[str] = field(default_factory=set)
+    """Access tokens that may write; none: nobody may."""
+    private: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
     """Names of files whose download breaks off in the middle."""
 
@@ -78,7 +84,56 @@ class _Answers(BaseHTTPRequestHandler):
         told: object = entries
         if rest[0] == "revision":
             told = {"id": "/".join(parts[1:3]), "sha": commit, "siblings": [{"rfilename": name} for name in files]}
-        return self._answer(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
+        return self._json(told)
+
+    def do_POST(self) -> None:
+        """Answer what an upload asks for: a new repository, how each file is to come, and the commit itself."""
+        self.hub.asked.append(f"POST {self.path}")
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
+        if self.headers.get("Authorization", "").removeprefix("Bearer ") not in self.hub.tokens:
+            return self._refuse(401, "")
+        if parts[1] == "validate-yaml":
+            front = yaml.safe_load(json.loads(body)["content"].split("---\n")[1])
+            return self._json(
+                {"errors": [] if isinstance(front, dict) else [{"message": "no mapping"}], "warnings": []}
+            )
+        if parts[1:] == ["repos", "create"]:
+            return self._create(json.loads(body))
+        repository = "/".join(parts[1:4])
+        if parts[4] == "preupload":
+            asked = json.loads(body)["files"]
+            told = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in asked]
+            return self._json({"files": told})
+        lines = [json.loads(line) for line in body.splitlines()]
+        branch = self.hub.branches[repository]["main"]
+        files = dict(self.hub.commits[repository][branch])
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+        commit = self.hub.push(repository, files)
+        return self._json(
+            {
+                "commitOid": commit,
+                "commitUrl": f"{self.hub.url}/{repository.removeprefix('models/')}/commit/{commit}",
+                "success": True,
+            }
+        )
+
+    def _create(self, asked: Mapping[str, str]) -> None:
+        name = f"{asked.get('type', 'model')}s/{asked['organization']}/{asked['name']}"
+        if name in self.hub.commits:
+            url = f"{self.hub.url}/{name.removeprefix('models/')}"
+            return self._answer(409, json.dumps({"url": url}).encode(), {"Content-Type": "application/json"})
+        self.hub.push(name, {})
+        self.hub.private |= {name} if asked.get("private") or asked.get("visibility") == "private" else set()
+        return self._json({"url": f"{self.hub.url}/{name.removeprefix('models/')}", "id": name})
+
+    def _json(self, told: object) -> None:
+        self._answer(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
 
     def _file(self, commit: str, name: str, files: Files) -> None:
         if name not in files:

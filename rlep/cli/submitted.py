@@ -40,7 +40,7 @@ def check_submitted(app: typer.Typer, arguments: Sequence[str], working_dir: Pat
     files = words.get("files") or words.get("config") or []
     config = load_config([working_dir / file for file in files], words.get("overrides") or ())
     named = (
-        {"MODEL_DIR": [words["model"]], "DATA": words["data"] or ()} if arguments[0] == "evaluate" else _paths(config)
+        {"MODEL": [words["model"]], "DATA": words["data"] or ()} if arguments[0] == "evaluate" else _paths(config)
     )
     paths = {
         name: [path for path in found if not _of_hub(name, path, config, working_dir)] for name, found in named.items()

@@ -6,9 +6,10 @@ as ``huggingface_hub`` has them. Broken downloads go on where they stopped. No c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -68,8 +69,25 @@ class Repository:
                 chosen()
             return held()
 
+    def push(self, files: Mapping[str, Path | bytes], replaced: Sequence[str], message: str, *, public: bool) -> str:
+        """Make one commit of these files, by their names there; returns it. A repository that is not there is made.
+
+        Files there that ``replaced`` matches, and that are not among ``files``, are removed by the same commit.
+        """
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+        api = HfApi()
+        added = [CommitOperationAdd(name, content) for name, content in files.items()]
+        with self._sentences(None, sends=True):
+            api.create_repo(self.name, repo_type=self.kind, private=not public, exist_ok=True)
+            there = api.list_repo_files(self.name, repo_type=self.kind)
+            old = [name for name in there if name not in files and any(fnmatch(name, pattern) for pattern in replaced)]
+            removed = [CommitOperationDelete(name) for name in old]
+            done = api.create_commit(self.name, [*added, *removed], repo_type=self.kind, commit_message=message)
+        return str(done.oid)
+
     @contextmanager
-    def _sentences(self, revision: str | None) -> Iterator[None]:
+    def _sentences(self, revision: str | None, *, sends: bool = False) -> Iterator[None]:
         """Turn the hub's errors into one sentence. None of them shows a token: only kinds and status codes are quoted."""
         from huggingface_hub import constants, errors
 
@@ -92,18 +110,25 @@ class Repository:
         except errors.RevisionNotFoundError:
             raise said(f"the {what} {self.name} has no revision {revision or 'main'} on {where}") from None
         except errors.HfHubHTTPError as error:
+            if error.response.status_code in (401, 403):
+                raise said(
+                    f"{where} refuses this for {self.name} ({error.response.status_code}): give an access token that may, in "
+                    "HF_TOKEN, or by `hf auth login`"
+                ) from None
             raise said(f"{where} answers {error.response.status_code} for {self.name}; try again later") from None
         except (
             errors.LocalEntryNotFoundError,
             errors.RevisionResolutionError,
             errors.CachedRepoTreeNotFoundError,
         ) as error:
-            raise said(f"{self._unreached(where)} ({type(error.__cause__ or error).__name__})") from None
+            raise said(f"{self._unreached(where, sends=sends)} ({type(error.__cause__ or error).__name__})") from None
         except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:  # type: ignore[attr-defined]
-            raise said(f"{self._unreached(where)} ({type(error).__name__})") from None
+            raise said(f"{self._unreached(where, sends=sends)} ({type(error).__name__})") from None
 
-    def _unreached(self, where: str) -> str:
-        return (
-            f"{where} cannot be reached, and this machine has no whole copy of {self.name}: the same command goes on with the "
-            "download once there is a network and HF_HUB_OFFLINE is not set"
+    def _unreached(self, where: str, *, sends: bool) -> str:
+        lacking = (
+            ""
+            if sends
+            else f", and this machine has no whole copy of {self.name}; a broken download goes on where it stopped"
         )
+        return f"{where} cannot be reached{lacking}: check the network, and that HF_HUB_OFFLINE is not set"

@@ -55,7 +55,7 @@ def choose_model(
     """
     stored = directory / "config.json"
     is_run = stored.is_file() and (directory / "checkpoints").is_dir()
-    own = _stored(stored, overrides) if is_run else None
+    own = stored_config(stored, overrides) if is_run else None
     config = own if own is not None and not files else load_config(files, overrides)
     held_out = tuple(data) or config.data.evaluation
     if not held_out:
@@ -72,7 +72,8 @@ def choose_model(
     return EvaluatedModel(chosen.model, config, held_out, (f"{why} of {directory}: step {chosen.state.step}", *notes))
 
 
-def _stored(file: Path, overrides: Sequence[str]) -> Config:
+def stored_config(file: Path, overrides: Sequence[str] = ()) -> Config:
+    """Return the config that a run left in ``file``. Raises ``CheckpointError`` where it cannot be read."""
     try:
         tree = json.loads(file.read_text())
     except ValueError as error:

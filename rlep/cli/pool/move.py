@@ -114,11 +114,16 @@ def import_(
     from rlep.services.pool.files.manifest import MAX_SHARD, check_plain
 
     if source.is_dir():
-        report = _import_records(config, source)
+        report = import_directory(config, source)
     else:
         check_plain(source, MAX_SHARD)
         report = _import_texts(config, source)
-    summary = asdict(report) | {"refused": dict(report.refused), "source": str(source)}
+    tell_imported(report, str(source), as_json=as_json)
+
+
+def tell_imported(report: Imported, source: str, *, as_json: bool) -> None:
+    """Print what an import did."""
+    summary = asdict(report) | {"refused": dict(report.refused), "source": source}
     _tell(
         summary,
         f"{report.inserted} inserted, {report.duplicates} there before, {report.refused.total()} refused"
@@ -129,7 +134,8 @@ def import_(
         _show_refused(report)
 
 
-def _import_records(config: Config, source: Path) -> Imported:
+def import_directory(config: Config, source: Path) -> Imported:
+    """Put an export's records into the pool, which is made where there is none."""
     from rlep.cli.pool.open import filling
     from rlep.cli.progress import TerminalProgress
     from rlep.services.pool.files.manifest import read_manifest
