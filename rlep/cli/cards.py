@@ -104,7 +104,7 @@ def _method(config: Config) -> str:
 
 def _evaluated(row: Mapping[str, Any]) -> str:
     low, high = row["ci"]
-    share = f"{100 * row['avg']:.1f} % ({100 * row['interval']:.0f} % interval {100 * low:.1f} to {100 * high:.1f})"
+    share = f"{100 * row['avg']:.1f} % ({100 * low:.1f} to {100 * high:.1f}: {row['interval']})"
     return f"{row['data_source']}: avg@{row['n']} {share}, {counted(row['questions'], 'question')}"
 
 

@@ -39,9 +39,7 @@ def check_submitted(app: typer.Typer, arguments: Sequence[str], working_dir: Pat
     words = command.make_context(arguments[0], list(arguments[1:])).params
     files = words.get("files") or words.get("config") or []
     config = load_config([working_dir / file for file in files], words.get("overrides") or ())
-    named = (
-        {"MODEL": [words["model"]], "DATA": words["data"] or ()} if arguments[0] == "evaluate" else _paths(config)
-    )
+    named = {"MODEL": [words["model"]], "DATA": words["data"] or ()} if arguments[0] == "evaluate" else _paths(config)
     paths = {
         name: [path for path in found if not _of_hub(name, path, config, working_dir)] for name, found in named.items()
     }

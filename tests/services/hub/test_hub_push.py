@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rlep.algorithms.evaluation import INTERVAL
 from rlep.cli import app
 from rlep.driver.checkpoint import write_json
 from rlep.engines.tokenizer import load_tokenizer
@@ -139,7 +140,7 @@ def test_a_run_s_checkpoint_is_pushed_with_a_card_of_base_data_method_and_interv
     model = checkpoint(run, 20, 0.5) / "model"
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"new")
-    row = {"data_source": "aime", "questions": 30, "n": 4, "avg": 0.25, "ci": [0.2, 0.31], "interval": 0.95}
+    row = {"data_source": "aime", "questions": 30, "n": 4, "avg": 0.25, "ci": [0.2, 0.31], "interval": INTERVAL}
     (run / "evaluations.jsonl").write_text("".join(json.dumps({"step": step, **row}) + "\n" for step in (10, 20)))
     writer.push("models/org/mine", {"model-00001-of-00002.safetensors": b"old", "notes.md": b""})
     done = CliRunner().invoke(app, ["push", str(run), "org/mine"])
@@ -151,7 +152,7 @@ def test_a_run_s_checkpoint_is_pushed_with_a_card_of_base_data_method_and_interv
     card = files["README.md"].decode()
     assert 'base_model: "org/tiny"\ndatasets: ["org/gsm8k"]\n' in card
     assert f"* base model: org/tiny, commit `{'c' * 40}`\n" in card
-    assert card.count("aime: avg@4 25.0 % (95 % interval 20.0 to 31.0), 30 questions") == 1
+    assert card.count(f"aime: avg@4 25.0 % (20.0 to 31.0: {INTERVAL}), 30 questions") == 1
     assert "update.lr = 1e-05" in card
     assert "10.0.0.1" not in card
     assert str(tmp_path) not in card
