@@ -66,7 +66,7 @@ class RunConfig(Section):
 class ModelConfig(Section):
     """The base policy."""
 
-    path: Path = Path("models/Qwen2.5-Math-7B")
+    path: Path = Path("Qwen/Qwen2.5-Math-7B")
     """Directory with safetensors weights, config.json and tokenizer, or a model's id on the Hugging Face hub, e.g.
     ``Qwen/Qwen3-4B``. A directory wins over an id."""
     revision: str | None = Field(None, min_length=1)
