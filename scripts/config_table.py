@@ -24,7 +24,8 @@ def table() -> str:
     parts = []
     for name in Config.model_fields:
         section: BaseModel = getattr(defaults, name)
-        rows = [_row(name, key, field, getattr(section, key)) for key, field in type(section).model_fields.items()]
+        written = section.model_dump(mode="json")
+        rows = [_row(name, key, field, written[key]) for key, field in type(section).model_fields.items()]
         head = f"### `[{name}]`\n\n{type(section).__doc__}\n\n| Key | Values | Default | Meaning |\n|---|---|---|---|\n"
         parts.append(head + "\n".join(rows))
     return "\n\n".join(parts)
@@ -54,6 +55,8 @@ def _kind(annotation: Any) -> str:
         return "table of texts"
     if hasattr(annotation, "__metadata__"):  # Annotated
         return " ".join(part for part in (_kind(arguments[0]), _bounds(_constraints(annotation.__metadata__))) if part)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"tables of {', '.join(annotation.model_fields)}"
     return KINDS[annotation]
 
 
@@ -71,6 +74,6 @@ def _default(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if isinstance(value, tuple):
+    if isinstance(value, list):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{value}`"

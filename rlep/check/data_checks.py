@@ -14,12 +14,13 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
 from rlep.core.types import Prompt
-from rlep.data.prompts import NAMED_CHARACTERS, PromptOrder, PromptSet
+from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
 from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length
 from rlep.engines.weights.weight_update import ties_head
+from rlep.hub.resolve import model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
@@ -45,7 +46,7 @@ def options(subject: Subject) -> Iterator[Finding]:
 def model(subject: Subject) -> Iterator[Finding]:
     """Check the model's directory, its tokenizer, and that engines and learner take its shape."""
     config = subject.config
-    path, _ = config.model.path, subject.tokenizer
+    path, _ = subject.model, subject.tokenizer
     check_context(config)
     check_divided(config)
     fingerprint(path)
@@ -54,7 +55,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     if subject.learns:
         check_family(path)
         check_lora_targets(config)
-    yield Finding("model", "ok", str(path))
+    yield Finding("model", "ok", model_text(config.model))
 
 
 def training_data(subject: Subject) -> Iterator[Finding]:
@@ -65,7 +66,12 @@ def training_data(subject: Subject) -> Iterator[Finding]:
     config = subject.config
     if subject.learns:
         check_watched(config, prompts)
-        PromptOrder(len(prompts), config.rollout.prompts, config.run.seed)
+        order = order_of(config, prompts.report)
+        for part in order.sets:
+            share = (
+                f"{counted(part.count, 'question')}, {float(part.high - part.low):g} of {order.per_step} prompts a step"
+            )
+            yield Finding("training set", "ok", f"{part.name}: {share}, an epoch of {counted(part.epoch, 'step')}")
     yield Finding("training data", "ok", str(prompts.report))
 
 
@@ -176,7 +182,7 @@ def input_notes(subject: Subject) -> list[str]:
 def check_context(config: Config) -> None:
     """Raise ``ModelError`` where the longest prompt and the longest response do not fit the model together."""
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
-    context = context_length(config.model.path)
+    context = context_length(model_directory(config.model))
     if prompt + response > context:
         raise ModelError(
             f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
@@ -186,9 +192,11 @@ def check_context(config: Config) -> None:
 
 def check_divided(config: Config) -> None:
     """Raise ``ConfigError`` where the workers of a generator cannot share the model's heads."""
-    workers, model = config.generator.tensor_parallel, config.model.path
+    workers, model = config.generator.tensor_parallel, model_directory(config.model)
     if workers > 1 and (part := undivided(read_shape(model), workers)):
-        raise ConfigError(f"generator.tensor_parallel = {workers}: {model} has {part}, which it must divide")
+        raise ConfigError(
+            f"generator.tensor_parallel = {workers}: {config.model.path} has {part}, which it must divide"
+        )
 
 
 def check_heads(subject: Subject) -> None:
@@ -205,7 +213,7 @@ def check_heads(subject: Subject) -> None:
 
 def check_output_head(config: Config) -> None:
     """Raise ``ModelError`` if the files hold another output head than config.json and the family say, or none at all."""
-    model = config.model.path
+    model = model_directory(config.model)
     try:
         tied = ties_head(model)
     except ModelError:  # vLLM serves more families than transformers knows
@@ -226,7 +234,7 @@ def check_lora_targets(config: Config) -> None:
     """Raise ``ConfigError`` where an adapter is asked for on a layer that the model does not have."""
     if not config.learner.lora_rank:
         return
-    present = linear_layers(config.model.path)
+    present = linear_layers(model_directory(config.model))
     unknown = sorted({*config.learner.lora_targets} - {*present, "all-linear"})
     if present and unknown:
         raise ConfigError(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from rlep.config.replay import ReplayConfig
 from rlep.config.roles import (
@@ -44,6 +44,7 @@ from rlep.config.training import (
     UpdateConfig,
 )
 from rlep.core.errors import ConfigError
+from rlep.core.hub_names import hub_data
 
 LONGEST_LIVE_NAME = 59
 """Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
@@ -65,8 +66,11 @@ class RunConfig(Section):
 class ModelConfig(Section):
     """The base policy."""
 
-    path: Path = Path("models/Qwen2.5-Math-7B")
-    """Hugging Face directory with safetensors weights, config.json and tokenizer."""
+    path: Path = Path("Qwen/Qwen2.5-Math-7B")
+    """Directory with safetensors weights, config.json and tokenizer, or a model's id on the Hugging Face hub, e.g.
+    ``Qwen/Qwen3-4B``. A directory wins over an id."""
+    revision: str | None = Field(None, min_length=1)
+    """Branch, tag or commit of a model of the hub; None is the newest. A run records the commit, and is continued on no other."""
     chat_template: bool = True
     """Wrap each question in the tokenizer's chat template; False uses the question unchanged."""
     system_prompt: str | None = option(
@@ -75,17 +79,68 @@ class ModelConfig(Section):
     """System message put before each question; needs ``chat_template``."""
 
 
-class DataConfig(Section):
-    """Questions with reference answers (verl Parquet, or problem/answer Parquet and JSONL)."""
+class TrainingSet(Section):
+    """One of several training sets."""
 
-    train: Path = Path("data/dapo-math-17k.parquet")
-    """Training questions; duplicates are merged by content hash."""
+    path: Path
+    """File, or ``hf:ORG/NAME[/CONFIG]:SPLIT``."""
+    weight: float = Field(1.0, gt=0)
+    """Its share of every step's prompts, relative to the other sets' weights."""
+
+    @field_validator("path")
+    @classmethod
+    def _known_form(cls, path: Path) -> Path:
+        hub_data(path)
+        return path
+
+
+def _sets(value: object) -> object:
+    """One path is one set; so is each path of a list."""
+    if isinstance(value, str | Path):
+        hub_data(Path(value))
+        return [{"path": value}]
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("must be a path, as text, or a list of tables with path and weight")
+    return [{"path": one} if isinstance(one, str | Path) else one for one in value]
+
+
+def _as_written(sets: tuple[TrainingSet, ...]) -> str | list[dict[str, Any]]:
+    """A single set is dumped as its path."""
+    single = len(sets) == 1 and sets[0].weight == 1
+    return str(sets[0].path) if single else [one.model_dump(mode="json") for one in sets]
+
+
+class DataConfig(Section):
+    """Questions with reference answers (verl Parquet, or problem/answer Parquet and JSONL), of files or of the hub."""
+
+    train: Annotated[tuple[TrainingSet, ...], BeforeValidator(_sets), PlainSerializer(_as_written)] = (
+        TrainingSet(path=Path("data/dapo-math-17k.parquet")),
+    )
+    """Training questions: a file, or ``hf:ORG/NAME[/CONFIG]:SPLIT``, a data set's Parquet conversion on the Hugging Face hub; or
+    several with weights, ``[{path = "a.parquet", weight = 3}, {path = "b.parquet"}]``. Duplicates are merged by content hash."""
     evaluation: tuple[Path, ...] = ()
-    """Held-out files; each may hold several data sources, reported one by one."""
+    """Held-out sets, named likewise; each may hold several data sources, reported one by one."""
+    question: str | None = Field(None, min_length=1)
+    """Column of the question, which the training set must have; None finds it among the known names, as in a held-out set
+    without this column."""
+    answer: str | None = Field(None, min_length=1)
+    """Column of the reference answer, likewise."""
     max_prompt_tokens: Positive = 1024
     """Longer prompts are filtered and counted."""
     max_bad_rows: Share = 0.05
     """Largest share of a file's rows without a usable question or answer; a file with more is refused, and names ten of them."""
+
+    @field_validator("evaluation")
+    @classmethod
+    def _known_form(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        for path in paths:
+            hub_data(path)
+        return paths
+
+    @property
+    def train_paths(self) -> tuple[Path, ...]:
+        """Files and names of the training sets, in their order."""
+        return tuple(one.path for one in self.train)
 
 
 class RolloutConfig(Section):

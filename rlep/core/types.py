@@ -202,7 +202,7 @@ class Provenance:
     """Origin of a trajectory's tokens: enough to tell if its log-probs may be compared with another policy's."""
 
     policy_digest: str
-    """Names the weights: the run and the checkpoint, or a hash of the model directory."""
+    """Names the weights: the run, and the commit of its model on the hub or a hash of the model's directory."""
     policy_version: int
     tokenizer_digest: str
     """Hash of the tokenizer's files; token ids of another tokenizer are refused."""

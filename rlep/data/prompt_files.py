@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import DataError
 from rlep.core.files import replace_with
+from rlep.core.hub_names import hub_data
 from rlep.core.parquet_pages import check_pages, columns_below
 from rlep.data.prompt_rows import (
     PLAIN,
@@ -28,6 +30,7 @@ from rlep.data.prompt_rows import (
     row_without_columns,
     unknown_columns,
 )
+from rlep.hub.data_files import data_files
 
 MAX_LINE_BYTES = 16 << 20
 """A longer JSONL line is refused before it is parsed."""
@@ -39,7 +42,7 @@ READ_BUFFER = 1 << 20
 
 
 def read_rows(path: Path, wanted: Wanted = PLAIN) -> Iterator[PromptRow]:
-    """The rows of one ``.parquet`` or ``.jsonl`` file, in file order, a few thousand in memory at a time.
+    """The rows of one ``.parquet`` or ``.jsonl`` file, or of a data set of the hub, in order, a few thousand in memory at a time.
 
     Where ``candidates`` or ``columns`` are wanted, which may be megabytes a row, a few rows are in memory at a time.
 
@@ -47,6 +50,9 @@ def read_rows(path: Path, wanted: Wanted = PLAIN) -> Iterator[PromptRow]:
         DataError: the file is missing, of another kind, damaged, or has columns that no adapter knows; or a row is
             malformed (the message has its row or line number).
     """
+    if (data := hub_data(path)) is not None:
+        named = replace(wanted, source=data.name.rpartition("/")[2])
+        return (row for file in data_files(path) for row in _read_parquet(file, named))
     if not path.is_file():
         raise DataError(f"{path}: no such file" + ("" if path.is_absolute() else f" in {Path.cwd()}"))
     if path.suffix == ".parquet":
@@ -112,9 +118,9 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
     try:
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
-        adapter = adapter_for(schema.names)
+        adapter = adapter_for(schema.names, wanted)
         if adapter is None:
-            raise unknown_columns(schema.names, path)
+            raise unknown_columns(schema.names, path, wanted)
         columns, few = _wanted_columns(schema, wanted), wanted.candidates or wanted.columns
         stored = columns_below(metadata, columns)
         check_pages(path, metadata, columns=stored)
@@ -134,11 +140,12 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
 def _wanted_columns(schema: Any, wanted: Wanted) -> list[str]:
     """The columns to decode; of a ``reward_model`` struct only what is wanted (candidates may be megabytes)."""
     known = {"data_source", "prompt", "reward_model", *QUESTION_COLUMNS, *REFERENCE_COLUMNS}
+    own = {wanted.question, wanted.answer}
     names = []
     for field in schema:
         if field.name == "candidates":
             names += [field.name] if wanted.candidates else []
-        elif field.name.casefold() in known or (wanted.columns and not _has_bytes(field.type)):
+        elif field.name in own or field.name.casefold() in known or (wanted.columns and not _has_bytes(field.type)):
             names.append(field.name)
     if "reward_model" in names:
         reward = schema.field("reward_model").type
@@ -201,14 +208,14 @@ def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
             if not line.strip():
                 continue
             raw = _parse_line(line, f"{path}, {place}")
-            adapter = adapter or adapter_for(list(raw))
+            adapter = adapter or adapter_for(list(raw), wanted)
             if adapter is None:
                 columns = columns or list(raw)
-                yield row_without_columns(list(raw), place)
+                yield row_without_columns(list(raw), place, wanted)
             else:
                 yield adapt(adapter, raw, path, place, wanted)
     if adapter is None and columns is not None:
-        raise unknown_columns(columns, path)
+        raise unknown_columns(columns, path, wanted)
 
 
 def _parse_line(line: bytes, where: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ from rlep.algorithms.evaluation import EvaluationReport
 from rlep.core.errors import ActorLost, CheckpointError, ConfigError, JudgeAway, LearnerLost, RlepError, WeightsLost
 from rlep.core.plural import counted
 from rlep.core.types import Int64Array, Prompt
-from rlep.data.prompts import PromptOrder, PromptSet
+from rlep.data.prompts import PromptSet, order_of
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run, Step, Trainers
@@ -73,7 +73,7 @@ class Training:
         """
         self._run, self._trainers, self._data, self._store = run, trainers, data, store
         self._make, self._live, self._before, self._after = make, live, before, after
-        self._order = PromptOrder(len(data.train), run.config.rollout.prompts, run.config.run.seed)
+        self._order = order_of(run.config, data.train.report)
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
         self._started = store.resumed
         self._state = self._beginning

@@ -233,5 +233,5 @@ def vocabulary_size(model_dir: Path) -> int | None:
 def _check_directory(model_dir: Path) -> None:
     if not model_dir.is_dir():
         raise ModelError(
-            f"{model_dir}: no such model directory; rlep downloads none (`hf download ORG/MODEL --local-dir DIR` does)"
+            f"{model_dir}: no such model directory, nor a name of the form ORG/NAME of the Hugging Face hub"
         )

@@ -36,6 +36,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Grade every response again with the present verifier; what no longer passes is quarantined."""
+    from rlep.check.prompts_shown import wanted_of
     from rlep.cli.pool.open import (
         existing,
         file_errors,
@@ -55,7 +56,7 @@ def verify(
         if not (dry_run or other_verifier):
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)
-        rows = dict(question_rows(files_of(config, data), bars, columns=verifier.asks))
+        rows = dict(question_rows(files_of(config, data), bars, wanted_of(config, columns=verifier.asks)))
         openings = {prompt_id: opening_of(config, tokenizer, row) for prompt_id, row in rows.items()}
         if out is not None:
             stack.enter_context(file_errors(out))

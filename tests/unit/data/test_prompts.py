@@ -8,6 +8,7 @@ import pytest
 
 from rlep.core.errors import DataError
 from rlep.core.types import Int32Array, Message, prompt_id_of
+from rlep.data.prompt_rows import Wanted
 from rlep.data.prompts import PromptSet, load_prompts
 
 
@@ -112,7 +113,9 @@ def test_columns_are_the_first_rows_and_part_of_the_digest(tmp_path: Path) -> No
     second: dict[str, object] = {"question": "a", "answer": "1", "level": 4}
 
     def with_columns(name: str, *rows: dict[str, object]) -> PromptSet:
-        return load_prompts([jsonl(tmp_path / name, *rows)], encode=one_token_per_word, max_tokens=10, columns=True)
+        return load_prompts(
+            [jsonl(tmp_path / name, *rows)], encode=one_token_per_word, max_tokens=10, wanted=Wanted(columns=True)
+        )
 
     one = with_columns("one.jsonl", first, second)
     assert json.loads(one.prompts[0].columns) == first | {"data_source": "one"}
