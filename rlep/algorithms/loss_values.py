@@ -186,6 +186,11 @@ def incomparable(trajectory: Trajectory, tokenizer_digest: str) -> str:
         (sampling.temperature == plain.temperature, f"sampled at temperature {sampling.temperature}, not 1"),
         (sampling.top_p == plain.top_p, f"sampled with top_p {sampling.top_p}, not 1"),
         (sampling.top_k == plain.top_k, f"sampled with top_k {sampling.top_k}, not off"),
+        (sampling.min_p == plain.min_p, f"sampled with min_p {sampling.min_p}, not off"),
+        (
+            sampling.repetition_penalty == plain.repetition_penalty,
+            f"sampled with repetition_penalty {sampling.repetition_penalty}, not 1",
+        ),
     )
     return ", ".join(reason for comparable, reason in checks if not comparable)
 

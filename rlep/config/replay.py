@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from rlep.config.sampling import SamplingConfig
 from rlep.config.section import Count, Positive, Rule, Section, clashes, needs, option, rules
 
 _COUNT = needs("replay.count", because="set the replays of a group, or replay.count = 0 itself for none")
@@ -20,7 +21,7 @@ _UNCHANGED = (
 def plain_sampling(when: tuple[object, ...] = (), **conditions: tuple[object, ...]) -> Iterable[Rule]:
     """Rules of importance weights, which need rollouts of the policy's own distribution."""
     where = {f"replay.{name}": values for name, values in conditions.items()}
-    plain = {"rollout.temperature": 1.0, "rollout.top_p": 1.0, "rollout.top_k": 0}
+    plain = {f"rollout.{name}": field.default for name, field in SamplingConfig.model_fields.items()}
     return [needs(key, value, because=_UNCHANGED, when=when, where=where) for key, value in plain.items()]
 
 

@@ -137,8 +137,7 @@ class OnPolicyRollouts:
         self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request], clock: Clock, shown: RolloutBars
     ) -> Verified:
         """Begin the rollout."""
-        rollout = self._run.config.rollout
-        sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
+        sampling = self._run.config.sampling(self._run.config.rollout)
         return verify_rollout(self._run, prompts, requests, sampling, bars=shown, clock=clock)
 
     async def drop(self) -> None:

@@ -48,6 +48,8 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/engines/sampler/vllm_private.py": (
         *symbols("vllm.v1.engine.exceptions", "EngineDeadError", "EngineGenerateError"),
         *symbols("vllm.v1.engine.async_llm", "AsyncLLM.engine_core", "AsyncLLM.logger_manager"),
+        *symbols("vllm.v1.engine.async_llm", "AsyncLLM.output_processor"),
+        *symbols("vllm.v1.engine.output_processor", "OutputProcessor.tokenizer"),
         *symbols("vllm.v1.metrics.loggers", "StatLoggerManager.stat_loggers"),
         *symbols("vllm.v1.metrics.loggers", "AggregateStatLoggerBase.record_admission_rejection"),
         Symbol(

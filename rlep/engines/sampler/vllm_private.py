@@ -31,6 +31,11 @@ def destroy_socket_context(engine: AsyncLLMEngine) -> None:
     engine.engine_core.resources.ctx.destroy(0)
 
 
+def detokenize_with(engine: AsyncLLMEngine, tokenizer: object) -> None:
+    """Have stop texts looked for in what this tokenizer of transformers decodes; vLLM's own may decode otherwise."""
+    engine.output_processor.tokenizer = tokenizer
+
+
 class CacheLogger:
     """One of vLLM's loggers: it tells the KV cache's share in use, and how many requests were set back, after each step."""
 

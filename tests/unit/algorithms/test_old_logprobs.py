@@ -50,6 +50,8 @@ def test_the_modes_differ_on_replayed_tokens_only(mode: str, expected: list[floa
         ({"sampling": Sampling(temperature=0.7)}, r"sampled at temperature 0\.7, not 1"),
         ({"sampling": Sampling(top_p=0.95)}, r"sampled with top_p 0\.95, not 1"),
         ({"sampling": Sampling(top_k=20)}, "sampled with top_k 20, not off"),
+        ({"sampling": Sampling(min_p=0.05)}, r"sampled with min_p 0\.05, not off"),
+        ({"sampling": Sampling(repetition_penalty=1.1)}, r"sampled with repetition_penalty 1\.1, not 1"),
     ],
 )
 def test_stored_log_probs_that_are_not_comparable_are_refused_with_the_reason(
@@ -66,6 +68,8 @@ def test_all_reasons_are_named_at_once() -> None:
         "computed in bfloat16, sampled at temperature 0.7, not 1, sampled with top_p 0.95, not 1"
     )
     assert incomparable(trajectory_of(PROMPT), TOKENIZER) == ""
+    ended = trajectory_of(PROMPT, sampling=Sampling(stop=("</answer>",), stop_tokens=(7,)))  # as likely as ever
+    assert incomparable(ended, TOKENIZER) == ""
 
 
 def test_unknown_modes_and_lengths_that_disagree_are_refused() -> None:

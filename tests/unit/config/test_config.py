@@ -95,6 +95,36 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
         load_config([], overrides)
 
 
+GREEDY = "evaluation.temperature=0"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [GREEDY],
+            r"evaluation\.temperature = 0 needs evaluation\.samples = 1, not 32: greedy responses to a question",
+        ),
+        (
+            [GREEDY, "evaluation.samples=1", "evaluation.final_samples=8"],
+            r"needs evaluation\.final_samples = 1 or none, not 8",
+        ),
+        (["rollout.temperature=0"], r"rollout\.temperature = 0: must be more than 0"),
+        (["collection.temperature=0"], r"collection\.temperature = 0: must be more than 0"),
+        (['rollout.stop=[""]'], r"rollout\.stop\.0 = '': must have at least 1 character"),
+        (['rollout.stop="</answer>"'], r"rollout\.stop = '</answer>': must be a list"),
+        (["rollout.stop_tokens=[-1]"], r"rollout\.stop_tokens\.0 = -1: must be at least 0"),
+        (["loss.tis_cap=2", "rollout.min_p=0.1"], r"loss\.tis_cap = 2 needs rollout\.min_p = 0, not 0\.1"),
+        (["loss.tis_cap=2", "rollout.repetition_penalty=1.1"], r"needs rollout\.repetition_penalty = 1, not 1\.1"),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], overrides)
+    load_config([], [GREEDY, "evaluation.samples=1"])
+    load_config([], [GREEDY, "evaluation.samples=1", "evaluation.final_samples=1"])
+
+
 WARM = "rollout.temperature=0.6"
 LIVE = ["replay.source=live", "replay.count=2"]
 BEST = ["run.steps=50", 'checkpoint.best="evaluation/all/avg"']
