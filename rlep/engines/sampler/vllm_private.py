@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rlep.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +29,21 @@ def engine_death() -> tuple[type[Exception], ...]:
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
     return EngineDeadError, EngineGenerateError
+
+
+def engine_argument_names() -> frozenset[str]:
+    """Names of the fields of ``AsyncEngineArgs``, by its source: to import it takes seconds.
+
+    Raises ``ConfigError`` without vLLM.
+    """
+    found = find_spec("vllm")
+    if found is None or found.origin is None:
+        raise ConfigError("vLLM is not installed")
+    tree = ast.parse(Path(found.origin).with_name("engine").joinpath("arg_utils.py").read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    fields = [field for node in classes if node.name in ("EngineArgs", "AsyncEngineArgs") for field in node.body]
+    targets = [field.target for field in fields if isinstance(field, ast.AnnAssign)]
+    return frozenset(target.id for target in targets if isinstance(target, ast.Name))
 
 
 def destroy_socket_context(engine: AsyncLLMEngine) -> None:

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from rlep.config.roles import GeneratorConfig
 from rlep.config.schema import Config
 from rlep.config.section import Section
-from rlep.config.settings import load_config
+from rlep.config.settings import dump_config, load_config, parse_config
 from rlep.core.errors import ConfigError
 from rlep.driver.run_directory import CHANGEABLE
 
@@ -179,6 +179,35 @@ def test_a_number_that_is_not_finite_is_refused_before_anything_starts(key: str,
 )
 def test_a_lease_lasts_as_long_as_the_longest_response_may_take(given: object, max_tokens: int, seconds: float) -> None:
     assert GeneratorConfig.model_validate({"lease_s": given}).lease(max_tokens) == seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("gpu_memory_utilization", "set generator.memory_utilization"),
+        ("max_model_len", "set data.max_prompt_tokens and rollout.max_tokens"),
+        ("logits_processors", "the weights, the tokenizer and the distribution are those of model.path"),
+        ("worker_extension_cls", "rlep places and watches the engine's processes"),
+        ("data_parallel_rpc_port", "rlep places and watches the engine's processes"),
+        ("hf_token", "no key holds a secret"),
+    ],
+)
+def test_an_engine_argument_that_rlep_sets_is_refused_with_what_sets_it(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^generator\.engine\.{name}: rlep sets this argument of vLLM; {remedy}"):
+        load_config([], [f'generator.engine.{name}="x"'])
+
+
+def test_other_engine_arguments_are_kept_as_toml_has_them(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "[generator.engine]\nasync_scheduling = false\ncompilation_config = { level = 0, sizes = [1, 2] }\n"
+    )
+    config = load_config([file], ["generator.engine.swap_gib=1.5"])
+    wanted = {"async_scheduling": False, "compilation_config": {"level": 0, "sizes": [1, 2]}, "swap_gib": 1.5}
+    assert config.generator.engine == wanted
+    assert parse_config(json.loads(dump_config(config))).generator.engine == wanted
+    with pytest.raises(ConfigError, match=r"generator\.engine\.a = .*: "):
+        load_config([], ["generator.engine.a=2026-11-26"])  # a date is no value of JSON
 
 
 COLOCATED = ["cluster.placement=colocated", "generator.count=2", "learner.ranks=4", "generator.tensor_parallel=2"]
