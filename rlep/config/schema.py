@@ -97,8 +97,6 @@ class RolloutConfig(SamplingConfig):
     """P: prompts per step."""
     fresh: Positive = 16
     """G: fresh rollouts of the current policy for each prompt."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the loss takes log-probs at temperature 1, whatever this is."""
     max_tokens: Positive = 3072
     """Longest response in tokens, EOS included; in evaluation and collection too."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -188,6 +186,16 @@ class Config(Section):
     def context(self) -> int:
         """Longest sequence, prompt and response, in tokens."""
         return self.data.max_prompt_tokens + self.rollout.max_tokens
+
+    @property
+    def loss_temperature(self) -> float:
+        """Temperature of the learner's log-probs."""
+        return self.rollout.temperature if self.loss.temperature == "rollout" else 1.0
+
+    @property
+    def logprobs_mode(self) -> Literal["raw", "processed"]:
+        """Log-probs that generators return: of the model, or of the distribution that they draw from."""
+        return "processed" if self.loss.temperature == "rollout" else "raw"
 
     def sampling(self, section: SamplingConfig) -> Sampling:
         """Sampling of a rollout, an evaluation or a collection: all end a response alike."""

@@ -48,6 +48,9 @@ class AdvantageConfig(Section):
 class LossConfig(Section):
     """Eq. 4 and its variants."""
 
+    temperature: Literal[1, "rollout"] = 1
+    """Temperature of the log-probs in the loss: 1, or ``"rollout"``: that of ``rollout.temperature``, at which the update is
+    exactly on-policy."""
     clip_low: float = Field(0.2, ge=0, lt=1)
     """Lower clip: ratios below 1 - clip_low are clipped."""
     clip_high: float = Field(0.28, ge=0)

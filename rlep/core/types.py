@@ -131,7 +131,8 @@ class Completion:
     tokens: Int32Array
     """Response token ids ``[T]``, to the one that ended it when ``finish_reason`` is ``stop``."""
     logprobs: Float32Array
-    """Log-probs of those tokens under the sampling policy at temperature 1 (raw, before temperature and top-p), ``[T]``."""
+    """Log-probs of those tokens under the sampling policy, ``[T]``: raw (at temperature 1, before top-p) or, with
+    ``loss.temperature = "rollout"``, of the distribution that they were drawn from."""
     finish_reason: FinishReason
     policy_version: int
     """The oldest policy version that any of its tokens was sampled under."""
@@ -198,7 +199,8 @@ class Provenance:
     """Hash of the tokenizer's files; token ids of another tokenizer are refused."""
     sampling: Sampling
     logprobs_mode: str = "raw"
-    """``raw``: before temperature and top-p. Anything else is not comparable with a learner's log-probs."""
+    """``raw``: before temperature and top-p. ``processed``: after them, of the distribution that was drawn from. Others are not
+    comparable with a learner's log-probs."""
     logprobs_dtype: str = "float32"
     """The dtype the sampler computed in, e.g. ``float32`` or ``bfloat16``."""
 

@@ -51,6 +51,7 @@ def provenance(run: Run, version: int, sampling: Sampling) -> Provenance:
         policy_version=version,
         tokenizer_digest=run.tokenizer_digest,
         sampling=sampling,
+        logprobs_mode=run.config.logprobs_mode,
         logprobs_dtype=run.generator_dtype,
     )
 

@@ -155,7 +155,7 @@ def owned_arguments(model: Path, config: Config) -> dict[str, Any]:
         enable_sleep_mode=config.cluster.placement == "colocated" and not cpu,
         seed=config.run.seed,
         disable_log_stats=False,  # ``log_cache`` reads them
-        logprobs_mode="raw_logprobs",
+        logprobs_mode=f"{config.logprobs_mode}_logprobs",
         worker_extension_cls=WORKER_EXTENSION,
         weight_transfer_config=WeightTransferConfig(backend=_BACKENDS[role.transfer]),
         **in_every_process(Lifeline()),

@@ -96,6 +96,7 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
 
 
 GREEDY = "evaluation.temperature=0"
+WARM = "rollout.temperature=0.6"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,12 @@ GREEDY = "evaluation.temperature=0"
         (['rollout.stop=[""]'], r"rollout\.stop\.0 = '': must have at least 1 character"),
         (['rollout.stop="</answer>"'], r"rollout\.stop = '</answer>': must be a list"),
         (["rollout.stop_tokens=[-1]"], r"rollout\.stop_tokens\.0 = -1: must be at least 0"),
+        (
+            ["loss.tis_cap=2", WARM],
+            r'tis_cap = 2 needs rollout\.temperature = 1, not 0\.6: set loss\.temperature = "rollout"',
+        ),
+        (["loss.temperature=0.6"], r"loss\.temperature = 0\.6: must be 1 or 'rollout'"),
+        (["loss.tis_cap=2", "loss.temperature=rollout", "rollout.top_p=0.9"], r"needs rollout\.top_p = 1, not 0\.9"),
         (["loss.tis_cap=2", "rollout.min_p=0.1"], r"loss\.tis_cap = 2 needs rollout\.min_p = 0, not 0\.1"),
         (["loss.tis_cap=2", "rollout.repetition_penalty=1.1"], r"needs rollout\.repetition_penalty = 1, not 1\.1"),
     ],
@@ -125,7 +132,6 @@ def test_sampling_that_cannot_be_is_refused(overrides: list[str], message: str) 
     load_config([], [GREEDY, "evaluation.samples=1", "evaluation.final_samples=1"])
 
 
-WARM = "rollout.temperature=0.6"
 LIVE = ["replay.source=live", "replay.count=2"]
 BEST = ["run.steps=50", 'checkpoint.best="evaluation/all/avg"']
 
@@ -153,6 +159,9 @@ def test_a_best_checkpoint_by_evaluations_that_none_has_is_refused(overrides: li
         [WARM],
         ["loss.tis_cap=2"],
         [WARM, *LIVE],
+        [WARM, "loss.temperature=rollout", "loss.tis_cap=2", "rollout.max_staleness=1"],
+        [WARM, "loss.temperature=rollout", *LIVE, "replay.is_cap=2"],
+        ["loss.temperature=1.0"],
         [WARM, "replay.count=2", "replay.old_logprobs=behaviour"],  # the pool's records say how they were sampled
         [*BEST, "checkpoint.every=5"],
         [*BEST, "checkpoint.every=50"],  # one checkpoint, nothing to choose

@@ -62,6 +62,16 @@ def test_rollout_evaluation_and_collection_draw_their_own_way_and_end_alike() ->
 
 
 @pytest.mark.parametrize(
+    ("loss", "temperature", "mode"), [({}, 1.0, "raw"), ({"temperature": "rollout"}, 0.6, "processed")]
+)
+def test_the_learner_and_the_generators_take_log_probs_at_one_temperature(
+    loss: dict[str, Any], temperature: float, mode: str
+) -> None:
+    config = config_of(rollout={"temperature": 0.6}, loss=loss)
+    assert (config.loss_temperature, config.logprobs_mode) == (temperature, mode)
+
+
+@pytest.mark.parametrize(
     ("role", "gpus", "dtype", "computes"),
     [
         ("learner", 0, "auto", "float32"),
