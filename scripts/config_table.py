@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
 from rlep.config.schema import Config
 from rlep.config.section import Rule
 
-KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
+KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path", JsonValue: "value"}
 SIGNS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 
 
@@ -52,7 +52,7 @@ def _kind(annotation: Any) -> str:
         inner = _kind(arguments[0])
         return f"list of {inner}" if arguments[1:] == (...,) else f"{len(arguments)} of {inner}"
     if origin is dict:
-        return "table of texts"
+        return f"table of {_kind(arguments[1])}s"
     if hasattr(annotation, "__metadata__"):  # Annotated
         return " ".join(part for part in (_kind(arguments[0]), _bounds(_constraints(annotation.__metadata__))) if part)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

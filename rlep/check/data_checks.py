@@ -18,7 +18,7 @@ from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
 from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
-from rlep.engines.tokenizer import context_length
+from rlep.engines.tokenizer import context_length, vocabulary_size
 from rlep.engines.weights.weight_update import ties_head
 from rlep.hub.resolve import model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
@@ -52,6 +52,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     fingerprint(path)
     check_heads(subject)
     check_output_head(config)
+    check_stops(subject)
     if subject.learns:
         check_family(path)
         check_lora_targets(config)
@@ -228,6 +229,19 @@ def check_output_head(config: Config) -> None:
             f"{model}: by config.json {TIED} is false, and the safetensors hold no {HEAD}: set {TIED} to true there if the "
             "embedding is the output head, or add the weight"
         )
+
+
+def check_stops(subject: Subject) -> None:
+    """Raise ``ConfigError`` where no response could end at a text of ``rollout.stop`` or a token of ``rollout.stop_tokens``."""
+    rollout, path = subject.config.rollout, subject.config.model.path
+    if strange := [text for text in rollout.stop if not subject.tokenizer.writes(text)]:
+        raise ConfigError(
+            f"rollout.stop: no tokens of {path} make the text {strange[0]!r}, so no response would end at it; correct it, or "
+            "leave it out"
+        )
+    rows = vocabulary_size(path)
+    if beyond := [token for token in rollout.stop_tokens if rows is not None and token >= rows]:
+        raise ConfigError(f"rollout.stop_tokens: {path} has no token {beyond[0]}: its vocabulary has {rows:,}")
 
 
 def check_lora_targets(config: Config) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
+from rlep.config.engine_arguments import refusal
 from rlep.config.section import Count, Positive, Seconds, Section, clashes, needs, option
 from rlep.core.errors import ConfigError
 
@@ -68,6 +69,9 @@ class GeneratorConfig(ActorConfig):
     its learner ranks where they are more."""
     eager: bool = True
     """Run without CUDA graphs and compilation; turn off on GPU for speed."""
+    engine: dict[str, JsonValue] = Field(default_factory=dict)
+    """Other arguments of vLLM's ``AsyncEngineArgs``, e.g. ``attention_backend = "FLASH_ATTN"``; those that rlep sets are
+    refused."""
     restarts: Count = 3
     """Times a dead generator is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
@@ -99,6 +103,14 @@ class GeneratorConfig(ActorConfig):
         if self.dtype == "auto":
             return "bfloat16" if self.gpus else "float32"
         return self.dtype
+
+    @field_validator("engine")
+    @classmethod
+    def _free_arguments(cls, engine: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for name in engine:
+            if reason := refusal(name):
+                raise ConfigError(f"generator.engine.{name}: rlep sets this argument of vLLM; {reason}")
+        return engine
 
     @model_validator(mode="after")
     def _one_gpu_a_worker(self) -> Self:

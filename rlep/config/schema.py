@@ -23,6 +23,7 @@ from rlep.config.roles import (
     check_colocated,
     check_times,
 )
+from rlep.config.sampling import SamplingConfig
 from rlep.config.section import (
     Count,
     Positive,
@@ -45,6 +46,7 @@ from rlep.config.training import (
 )
 from rlep.core.errors import ConfigError
 from rlep.core.hub_names import hub_data
+from rlep.core.types import Sampling
 
 LONGEST_LIVE_NAME = 59
 """Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
@@ -143,21 +145,20 @@ class DataConfig(Section):
         return tuple(one.path for one in self.train)
 
 
-class RolloutConfig(Section):
+class RolloutConfig(SamplingConfig):
     """Responses that the current policy generates in every step."""
 
     prompts: Positive = 512
     """P: prompts per step."""
     fresh: Positive = 16
     """G: fresh rollouts of the current policy for each prompt."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the loss takes log-probs at temperature 1, whatever this is."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus: smallest set of tokens with this much probability; 1 keeps all."""
-    top_k: Count = 0
-    """Most probable tokens kept; 0 keeps all."""
     max_tokens: Positive = 3072
-    """Longest response in tokens, EOS included."""
+    """Longest response in tokens, EOS included; in evaluation and collection too."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a response, e.g. ``["</answer>"]``, in evaluation and collection too. Its tokens up to the one that
+    completes the text are kept, trained on and graded; special tokens count as their text."""
+    stop_tokens: tuple[Count, ...] = ()
+    """Ids of tokens that end a response beside the EOS, in evaluation and collection too."""
     deadline_s: Seconds = 3600
     """Longest rollout of one step; then the run ends with an error that counts the missing samples."""
     dynamic_sampling: bool = False
@@ -242,6 +243,22 @@ class Config(Section):
         return self.data.max_prompt_tokens + self.rollout.max_tokens
 
     @property
+    def loss_temperature(self) -> float:
+        """Temperature of the learner's log-probs."""
+        return self.rollout.temperature if self.loss.temperature == "rollout" else 1.0
+
+    @property
+    def logprobs_mode(self) -> Literal["raw", "processed"]:
+        """Log-probs that generators return: of the model, or of the distribution that they draw from."""
+        return "processed" if self.loss.temperature == "rollout" else "raw"
+
+    def sampling(self, section: SamplingConfig) -> Sampling:
+        """Sampling of a rollout, an evaluation or a collection: all end a response alike."""
+        drawn = {name: getattr(section, name) for name in SamplingConfig.model_fields}
+        rollout = self.rollout
+        return Sampling(**drawn, max_tokens=rollout.max_tokens, stop=rollout.stop, stop_tokens=rollout.stop_tokens)
+
+    @property
     def schedule_end(self) -> int:
         """Rollouts or updates of the run, whichever ``update.unit`` counts: the end of a decay."""
         return self.run.steps * (self.rollout.prompts // self.update.prompts if self.update.unit == "updates" else 1)
@@ -291,7 +308,21 @@ class Config(Section):
         check_times(self.generator, self.learner, self.rollout.max_tokens)
         if self.cluster.placement == "colocated":
             check_colocated(self.generator, self.learner)
+            self._check_sampling_asleep()
         return self
+
+    def _check_sampling_asleep(self) -> None:
+        """Refuse on GPUs what vLLM's sampler counts in memory that a sleeping generator gives away.
+
+        A collection has no learner to sleep for.
+        """
+        for section in ("rollout", "evaluation") if self.generator.gpus else ():
+            penalty = getattr(self, section).repetition_penalty
+            if penalty != 1:
+                raise ConfigError(
+                    f'{section}.repetition_penalty = {penalty:g} with cluster.placement = "colocated" on GPUs: vLLM counts '
+                    'tokens in memory that it gives away asleep; set it to 1, or cluster.placement = "split"'
+                )
 
     def _check_step(self) -> None:
         rollout, update, reward = self.rollout, self.update, self.reward

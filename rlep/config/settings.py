@@ -31,6 +31,7 @@ SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "finite_number": lambda ctx: "must be a finite number",
     "literal_error": lambda ctx: f"must be {ctx['expected']}",
     "string_pattern_mismatch": lambda ctx: f"must match the pattern {ctx['pattern']}",
+    "string_too_short": lambda ctx: f"must have at least {counted(ctx['min_length'], 'character')}",
     "string_type": lambda ctx: "must be text",
     "string_unicode": lambda ctx: "must be text in UTF-8",
     "path_type": lambda ctx: "must be a path, as text",

@@ -18,7 +18,8 @@ Float64Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length"]
-"""``stop``: the response ended with its EOS, which is its last token. ``length``: cut at the token limit."""
+"""``stop``: the response ended by itself, at an EOS, a stop token or a stop text, and its tokens include what ended it.
+``length``: cut at the token limit."""
 
 Status = Literal["correct", "wrong", "no_answer", "unparsable", "timeout", "out_of_memory", "crashed"]
 """Finding of a verifier. Only ``correct`` may enter the pool; ``timeout`` is not ``wrong``."""
@@ -116,6 +117,14 @@ class Sampling:
     """Keep only the k most probable tokens; 0 keeps all."""
     max_tokens: int = 3072
     """Longest response in tokens, EOS included."""
+    min_p: float = 0.0
+    """Keep only tokens of at least this share of the most probable one's probability; 0 keeps all."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens that were there before are less probable."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response."""
+    stop_tokens: tuple[int, ...] = ()
+    """Token ids that end a response, beside the EOS."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,9 +148,10 @@ class Completion:
     prompt_id: str
     sample: int
     tokens: Int32Array
-    """Response token ids, ``[T]``, with the EOS when ``finish_reason`` is ``stop``."""
+    """Response token ids ``[T]``, to the one that ended it when ``finish_reason`` is ``stop``."""
     logprobs: Float32Array
-    """Log-probs of those tokens under the sampling policy at temperature 1 (raw, before temperature and top-p), ``[T]``."""
+    """Log-probs of those tokens under the sampling policy, ``[T]``: raw (at temperature 1, before top-p) or, with
+    ``loss.temperature = "rollout"``, of the distribution that they were drawn from."""
     finish_reason: FinishReason
     policy_version: int
     """The oldest policy version that any of its tokens was sampled under."""
@@ -208,7 +218,8 @@ class Provenance:
     """Hash of the tokenizer's files; token ids of another tokenizer are refused."""
     sampling: Sampling
     logprobs_mode: str = "raw"
-    """``raw``: before temperature and top-p. Anything else is not comparable with a learner's log-probs."""
+    """``raw``: before temperature and top-p. ``processed``: after them, of the distribution that was drawn from. Others are not
+    comparable with a learner's log-probs."""
     logprobs_dtype: str = "float32"
     """The dtype the sampler computed in, e.g. ``float32`` or ``bfloat16``."""
 
@@ -219,7 +230,7 @@ class Trajectory:
 
     prompt_id: str
     tokens: Int32Array
-    """Response token ids ``[T]``, with the EOS when ``finish_reason`` is ``stop``."""
+    """Response token ids ``[T]``, to the one that ended it when ``finish_reason`` is ``stop``."""
     logprobs: Float32Array | None
     """Behaviour log-probs ``[T]``, or None when they were never known (e.g. imported text)."""
     finish_reason: FinishReason
