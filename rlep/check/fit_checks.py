@@ -19,6 +19,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.plural import counted, sized
+from rlep.hub.resolve import model_directory
 from rlep.plan.cpus import cpu_shortage, wanted_cpus
 from rlep.plan.fit import lowering_settings, plan_fit
 from rlep.plan.host import HostPlan, plan_host
@@ -165,7 +166,7 @@ def memory_here(config: Config) -> int | None:
 
 def memory_advice(config: Config) -> str:
     """Return the plan of a learner rank's memory, and the settings that lower it."""
-    rank = plan_learner(config, read_shape(config.model.path))
+    rank = plan_learner(config, read_shape(model_directory(config.model)))
     gathered = rank.copy_bytes + rank.reference_bytes
     return (
         f"Planned are {sized(rank.peak_bytes)} for a rank: weights and Adam {sized(rank.state_bytes)}, gradients "

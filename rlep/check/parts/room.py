@@ -11,6 +11,7 @@ from rlep.check.parts.synthetic import LAYERS
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
 from rlep.core.plural import sized
+from rlep.hub.resolve import model_directory
 from rlep.plan.host import TRAINER_WIDTH, VERSIONS
 from rlep.plan.model_shape import read_shape, width_of
 
@@ -24,7 +25,7 @@ def room(config: Config, disk: Path, memory: Path) -> Finding | None:
     The small model lies on disk all the time, and beside it at most one checkpoint, of ``state``.
     """
     try:
-        weights = replace(read_shape(config.model.path), layers=LAYERS).parameters
+        weights = replace(read_shape(model_directory(config.model)), layers=LAYERS).parameters
     except ModelError:
         return None
     learner, generator = config.learner, config.generator

@@ -22,6 +22,7 @@ from rlep.check.parts.turns_check import turns
 from rlep.config.schema import Config
 from rlep.core.paths import private_directory
 from rlep.engines.rendezvous import interface_settings
+from rlep.hub.resolve import model_directory
 
 Part = tuple[Callable[[Rig], str], str]
 """A check, and what to do when it fails."""
@@ -65,7 +66,7 @@ def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]
             yield space
             if space.level == "wrong":
                 return
-        build_model(config.model.path, home / "model")
+        build_model(model_directory(config.model), home / "model")
         for check, remedy in PARTS:
             title = check.__name__.replace("_", " ")
             begun(title)

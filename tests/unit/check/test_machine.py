@@ -35,6 +35,12 @@ def found(config: Config, what: str) -> list[Finding]:
     return [finding for finding in findings(config) if finding.what == what]
 
 
+@pytest.fixture(autouse=True)
+def _model_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shape of the default model is stated by tests; its directory is nowhere."""
+    monkeypatch.setattr(inputs, "model_directory", lambda model: model.path)
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """One GPU as ``nvidia-smi`` describes it, beside the CUDA builds of torch and vLLM."""
