@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
 from rlep.config.schema import Config
 from rlep.config.section import Rule
 
-KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
+KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path", JsonValue: "value"}
 SIGNS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 
 
@@ -24,16 +24,16 @@ def table() -> str:
     parts = []
     for name in Config.model_fields:
         section: BaseModel = getattr(defaults, name)
-        rows = list(_rows(name, type(section), section))
+        rows = list(_rows(name, type(section), section.model_dump(mode="json")))
         head = f"### `[{name}]`\n\n{type(section).__doc__}\n\n| Key | Values | Default | Meaning |\n|---|---|---|---|\n"
         parts.append(head + "\n".join(rows))
     return "\n\n".join(parts)
 
 
-def _rows(name: str, kind: type[BaseModel], values: BaseModel | None = None) -> Iterator[str]:
+def _rows(name: str, kind: type[BaseModel], values: Mapping[str, Any] | None = None) -> Iterator[str]:
     """One row per key, and under a key that holds a table one for each of its keys."""
     for key, field in kind.model_fields.items():
-        yield _row(name, key, field, field.default if values is None else getattr(values, key))
+        yield _row(name, key, field, field.default if values is None else values[key])
         for part in get_args(field.annotation):
             if isinstance(part, type) and issubclass(part, BaseModel):
                 yield from _rows(f"{name}.{key}", part)
@@ -60,10 +60,12 @@ def _kind(annotation: Any) -> str:
         inner = _kind(arguments[0])
         return f"list of {inner}" if arguments[1:] == (...,) else f"{len(arguments)} of {inner}"
     if origin is dict:
-        return "table of texts"
+        return f"table of {_kind(arguments[1])}s"
     if hasattr(annotation, "__metadata__"):  # Annotated
         return " ".join(part for part in (_kind(arguments[0]), _bounds(_constraints(annotation.__metadata__))) if part)
-    return "table" if issubclass(annotation, BaseModel) else KINDS[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"`{{ {', '.join(annotation.model_fields)} }}`"
+    return KINDS[annotation]
 
 
 def _constraints(metadata: Iterable[Any]) -> list[Any]:
@@ -80,6 +82,6 @@ def _default(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if isinstance(value, tuple):
+    if isinstance(value, list):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{value}`"

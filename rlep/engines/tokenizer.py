@@ -30,6 +30,11 @@ class Tokenizer:
         self._backend = backend
 
     @property
+    def backend(self) -> Any:
+        """The tokenizer as transformers has it, for vLLM to find stop texts with."""
+        return self._backend
+
+    @property
     def eos_id(self) -> int:
         """The id of the token that ends a response."""
         return int(self._backend.eos_token_id)
@@ -129,6 +134,12 @@ class Tokenizer:
             ids = [token for token in ids if token not in self._left_out]
         skips = not self.thinking
         return str(self._backend.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
+
+    def writes(self, text: str) -> bool:
+        """Tell whether there are tokens that make this text, special tokens and white space around it aside."""
+        ids = self._backend.encode(text, add_special_tokens=False)
+        made = self._backend.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return bool(ids) and text.strip() in made
 
     def opening(self, prompt: Int32Array, question: str) -> str:
         """The mark with which a prompt's tokens open the response's thinking after ``question``; see ``thinking.opened``."""
@@ -233,5 +244,5 @@ def vocabulary_size(model_dir: Path) -> int | None:
 def _check_directory(model_dir: Path) -> None:
     if not model_dir.is_dir():
         raise ModelError(
-            f"{model_dir}: no such model directory; rlep downloads none (`hf download ORG/MODEL --local-dir DIR` does)"
+            f"{model_dir}: no such model directory, nor a name of the form ORG/NAME of the Hugging Face hub"
         )

@@ -11,6 +11,8 @@ from rlep.plan.model_shape import ModelShape, width_of
 
 ENGINE_BYTES, RANK_BYTES = 2 * GIB, 3 * GIB // 2
 """Host memory of a process on GPUs beside tensors: the code of vLLM or torch, CUDA's context. Rough."""
+TRAINER_WIDTH = 12
+"""Bytes a trained weight in a checkpoint's trainer state: float32 and two moments."""
 VERSIONS = 2
 """Published versions of the weights that shared memory holds at once."""
 
@@ -52,8 +54,8 @@ def plan_host(config: Config, shape: ModelShape, *, learns: bool = True) -> Host
     rank, ranks = plan_learner(config, shape), learner.ranks
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets)
     weights = shape.parameters * width_of(learner.dtype, learner.gpus)  # in model/, in the compute type
-    held = 4 if config.loss.kl_reset else 3  # in trainer/: float32 weights, two moments, a reference that is reset
-    trained = 4 * held * (adapters or shape.parameters)
+    held = TRAINER_WIDTH + 4 * bool(config.loss.kl_reset)  # a reference that is reset is kept too
+    trained = held * (adapters or shape.parameters)  # in trainer/
     shared = generator.transfer == "shared_memory"
     kept = max(rank.host_bytes, rank.asleep_bytes if config.cluster.placement == "colocated" else 0)
     processes += RANK_BYTES * ranks

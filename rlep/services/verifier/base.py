@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 from rlep.core.errors import ConfigError, VerifierError
-from rlep.core.types import Status, Verdict
+from rlep.core.types import NOT_ASKED, Asked, Status, Verdict
 from rlep.services.verifier.stats import GradingStats, StatsRecorder
 from rlep.services.verifier.worker_pool import WorkerPool
 
 VERSION = "4"
 """Raised whenever a verdict of rlep's own verifiers may change."""
 
-Pair = tuple[str, str, bool]
-"""``(reference, text, truncated)``."""
+
+class Pair(NamedTuple):
+    """One response and its reference."""
+
+    reference: str
+    text: str
+    truncated: bool
+    asked: Asked = NOT_ASKED
 
 
 class BaseVerifier(ABC):
@@ -23,6 +29,9 @@ class BaseVerifier(ABC):
 
     self_test: tuple[tuple[str, str, Status], ...] = ()
     """Reference, response, and the status that ``check`` expects."""
+
+    asks = False
+    """It may ask for the question, and for the columns of its row."""
 
     def __init__(self, name: str, version: str = VERSION, pool: WorkerPool | None = None) -> None:
         self.name = name
@@ -32,13 +41,15 @@ class BaseVerifier(ABC):
         self._pool = pool
         self._recorder = StatsRecorder()
 
-    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
+    def grade(
+        self, reference: str, texts: Sequence[str], truncated: Sequence[bool], asked: Asked = NOT_ASKED
+    ) -> list[Verdict]:
         """One verdict per text, ``[len(texts)]``. Raises VerifierError when processes cannot be started."""
-        return self.grade_pairs([(reference, text, cut) for text, cut in zip(texts, truncated, strict=True)])
+        return self.grade_pairs([(reference, text, cut, asked) for text, cut in zip(texts, truncated, strict=True)])
 
-    def grade_pairs(self, pairs: Sequence[Pair]) -> list[Verdict]:
+    def grade_pairs(self, pairs: Sequence[tuple[str, str, bool] | tuple[str, str, bool, Asked]]) -> list[Verdict]:
         """One verdict per pair, ``[len(pairs)]``, in order."""
-        verdicts = self._verdicts(pairs)
+        verdicts = self._verdicts([Pair(*pair) for pair in pairs])
         self._recorder.add(verdicts)
         return verdicts
 

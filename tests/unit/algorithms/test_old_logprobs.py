@@ -45,11 +45,13 @@ def test_the_modes_differ_on_replayed_tokens_only(mode: str, expected: list[floa
     [
         ({"logprob": None}, "none were stored"),
         ({"tokenizer": "other"}, "tokenizer 'other'"),
-        ({"mode": "processed"}, "mode 'processed', not raw"),
+        ({"mode": "shaped"}, "mode 'shaped', not raw or processed"),
         ({"dtype": "bfloat16"}, "computed in bfloat16"),
         ({"sampling": Sampling(temperature=0.7)}, r"sampled at temperature 0\.7, not 1"),
         ({"sampling": Sampling(top_p=0.95)}, r"sampled with top_p 0\.95, not 1"),
         ({"sampling": Sampling(top_k=20)}, "sampled with top_k 20, not off"),
+        ({"sampling": Sampling(min_p=0.05)}, r"sampled with min_p 0\.05, not off"),
+        ({"sampling": Sampling(repetition_penalty=1.1)}, r"sampled with repetition_penalty 1\.1, not 1"),
     ],
 )
 def test_stored_log_probs_that_are_not_comparable_are_refused_with_the_reason(
@@ -66,6 +68,25 @@ def test_all_reasons_are_named_at_once() -> None:
         "computed in bfloat16, sampled at temperature 0.7, not 1, sampled with top_p 0.95, not 1"
     )
     assert incomparable(trajectory_of(PROMPT), TOKENIZER) == ""
+    ended = trajectory_of(PROMPT, sampling=Sampling(stop=("</answer>",), stop_tokens=(7,)))  # as likely as ever
+    assert incomparable(ended, TOKENIZER) == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "sampled", "trained", "reason"),
+    [
+        ("processed", 0.7, 0.7, ""),
+        ("processed", 1.0, 1.0, ""),  # plain sampling leaves them as they are
+        ("raw", 1.0, 1.0, ""),
+        ("raw", 0.7, 0.7, "mode 'raw', not processed"),
+        ("raw", 1.0, 0.7, "mode 'raw', not processed, sampled at temperature 1, not 0.7"),
+        ("processed", 0.7, 1.0, "sampled at temperature 0.7, not 1"),
+        ("processed", 1.0, 0.7, "sampled at temperature 1, not 0.7"),
+    ],
+)
+def test_log_probs_are_compared_at_one_temperature(mode: str, sampled: float, trained: float, reason: str) -> None:
+    stored = trajectory_of(PROMPT, mode=mode, sampling=Sampling(temperature=sampled))
+    assert incomparable(stored, TOKENIZER, trained) == reason
 
 
 def test_unknown_modes_and_lengths_that_disagree_are_refused() -> None:

@@ -45,7 +45,7 @@ def test_each_prompt_knows_what_it_opens_and_the_user_is_told(
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = load_tokenizer(write(tmp_path / "model", template, special=special))
     config = load_config([BASE], [f'model.path="{tmp_path / "model"}"', "data.max_prompt_tokens=200"])
-    found = read_prompts(config, [data], tokenizer)
+    found = read_prompts(config, [data], tokenizer, training=True)
     assert [prompt.opening for prompt in found.prompts] == [opening] * 2
     assert prompt_notes(tokenizer, (found, None), chat_template=True) == notes
 
@@ -54,4 +54,4 @@ def test_a_template_that_fails_ends_the_reading_with_its_sentence(tmp_path: Path
     (tmp_path / "data.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "4"}))
     tokenizer = load_tokenizer(write(tmp_path / "model", "{{ messages[0].content + none }}"))
     with pytest.raises(ModelError, match="the chat template fails with a prompt: TypeError"):
-        read_prompts(load_config([BASE], []), [tmp_path / "data.jsonl"], tokenizer)
+        read_prompts(load_config([BASE], []), [tmp_path / "data.jsonl"], tokenizer, training=True)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from rlep.core.errors import RecordRefused
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.storage.codec import Precision, encode, precision_of
-from rlep.services.pool.storage.details import score_of, stored_metadata
+from rlep.services.pool.storage.details import sampling_of, score_of, stored_metadata
 from rlep.services.pool.storage.scan import Held, trajectory_of
 
 TEXTS = (
@@ -40,7 +40,7 @@ def line_of(held: Held) -> ExportRow:
 
 
 def fields_of(line: ExportRow) -> dict[str, Any]:
-    """The row of a line: token ids and log-probs as arrays; a verdict's score and parts are in ``metadata``."""
+    """The row of a line, token ids and log-probs as arrays; ``metadata`` has what ``stored_metadata`` puts there."""
     trajectory = line.trajectory
     verdict, origin = trajectory.verdict, trajectory.provenance
     return {
@@ -88,6 +88,8 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
     if fields["precision"] not in ((None,) if fields["logprobs"] is None else get_args(Precision)):
         raise RecordRefused(f"precision {fields['precision']!r} does not fit the log-probs")
     score, parts, metadata = score_of(fields["metadata"])
+    numbered = Sampling(float(fields["temperature"]), float(fields["top_p"]), fields["top_k"], fields["max_tokens"])
+    sampling, metadata = sampling_of(numbered, metadata)
     trajectory = Trajectory(
         prompt_id=fields["prompt_id"],
         tokens=fields["tokens"],
@@ -107,7 +109,7 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
             fields["policy_digest"],
             fields["policy_version"],
             fields["tokenizer_digest"],
-            Sampling(float(fields["temperature"]), float(fields["top_p"]), fields["top_k"], fields["max_tokens"]),
+            sampling,
             fields["logprobs_mode"],
             fields["logprobs_dtype"],
         ),

@@ -1,15 +1,17 @@
 """The small fields of a record: fixed numbers, then length-prefixed UTF-8 strings, in the order written here.
 
-A verdict's score and its parts lie among the metadata, under keys of their own: records without a score are as they
-always were, and a reader that knows no scores reads records that have one.
+A verdict's score and its parts, and how tokens were sampled beside temperature, top-p and top-k, lie among the metadata,
+under keys of their own: records without them are as they always were, and a reader that knows neither reads them too.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Mapping
-from typing import NoReturn
+from dataclasses import asdict, replace
+from typing import Any, NoReturn
 
 from rlep.core.errors import RecordRefused
 from rlep.core.scores import score_fault
@@ -29,7 +31,9 @@ _NUMBERS = struct.Struct("<BBHqiidddd")
 _LENGTH = struct.Struct("<H")
 _STRINGS = 9
 _LONGEST = 0xFFFF
-_SCORE, _PART = "verdict.score", "verdict.part."
+_SCORE, _PART, _SAMPLING = "verdict.score", "verdict.part.", "provenance.sampling"
+_NUMBERED = ("temperature", "top_p", "top_k", "max_tokens")
+"""Fields of ``Sampling`` that a record has as numbers of its own."""
 
 
 def pack_details(trajectory: Trajectory) -> bytes:
@@ -57,10 +61,15 @@ def pack_details(trajectory: Trajectory) -> bytes:
 
 
 def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
-    """The metadata with the verdict's score and parts among them. Raises ``RecordRefused`` where it has such keys itself."""
+    """The metadata with the verdict's score and parts, and the rest of the sampling, among them.
+
+    Raises ``RecordRefused`` where it has such keys itself.
+    """
     metadata, verdict = dict(trajectory.metadata), trajectory.verdict
-    if taken := [key for key in metadata if _of_a_score(key)]:
-        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score")
+    if taken := [key for key in metadata if _of_a_score(key) or key == _SAMPLING]:
+        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score or the sampling")
+    if sampled := _written(trajectory.provenance.sampling):
+        metadata[_SAMPLING] = sampled
     if verdict.score is None:
         if verdict.parts:
             _refuse("a verdict has named parts but no score")
@@ -88,6 +97,40 @@ def score_of(metadata: Mapping[str, str]) -> tuple[float | None, dict[str, float
     if fault := score_fault(score, parts):
         _refuse(fault)
     return score, parts, rest
+
+
+def sampling_of(numbered: Sampling, metadata: Mapping[str, str]) -> tuple[Sampling, dict[str, str]]:
+    """The sampling whose numbers are ``numbered``, and the rest of what ``stored_metadata`` gave.
+
+    Raises ``RecordRefused`` where it is no such.
+    """
+    rest = dict(metadata)
+    text = rest.pop(_SAMPLING, None)
+    if text is None:
+        return numbered, rest
+    try:
+        read = json.loads(text).items()
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in read}
+        sampling = replace(numbered, **values)
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        _refuse(f"the sampling {text!r:.80} cannot be read")
+    if _written(sampling) != text:
+        _refuse(f"the sampling {text!r:.80} is not written as this rlep writes it")
+    return sampling, rest
+
+
+def _written(sampling: Sampling) -> str:
+    """The fields without a number of their own that are not as by default, as JSON; empty where all are."""
+    numbers, texts, tokens = (sampling.min_p, sampling.repetition_penalty), sampling.stop, sampling.stop_tokens
+    if not all(type(value) in (int, float) and math.isfinite(value) and value >= 0 for value in numbers):
+        _refuse(f"min_p or repetition_penalty {numbers!r:.80} is no finite number from 0")
+    if not (isinstance(texts, tuple) and all(type(text) is str for text in texts)):
+        _refuse(f"stop {texts!r:.80} holds something else than texts")
+    if not (isinstance(tokens, tuple) and all(type(token) is int for token in tokens)):
+        _refuse(f"stop_tokens {tokens!r:.80} holds something else than token ids")
+    plain, values = asdict(Sampling()), asdict(sampling)
+    changed = {name: value for name, value in values.items() if name not in _NUMBERED and value != plain[name]}
+    return json.dumps(changed, sort_keys=True) if changed else ""
 
 
 def _of_a_score(key: object) -> bool:
@@ -143,6 +186,7 @@ def unpack_details(
     strings = _unpacked_strings(details, _STRINGS + 2 * pairs)
     extracted, verifier, verifier_version, path, policy, tokenizer, mode, dtype, sample_id, *metadata = strings
     score, parts, rest = score_of(dict(zip(metadata[::2], metadata[1::2], strict=True)))
+    sampling, rest = sampling_of(Sampling(temperature, top_p, top_k, max_tokens), rest)
     return Trajectory(
         prompt_id=prompt_id,
         tokens=tokens,
@@ -158,7 +202,7 @@ def unpack_details(
             score,
             parts,
         ),
-        provenance=Provenance(policy, version, tokenizer, Sampling(temperature, top_p, top_k, max_tokens), mode, dtype),
+        provenance=Provenance(policy, version, tokenizer, sampling, mode, dtype),
         created_at=created_at,
         sample_id=sample_id,
         metadata=rest,
