@@ -229,7 +229,8 @@ def _sentence(issue: Any, sources: Mapping[str, str]) -> str:
     source = next((sources[name] for name in named if name in sources), "")
     if issue["type"] == "missing":
         return f"{source}{key} {text}"
-    of_several = isinstance(issue["input"], Mapping) and len(parts) < 2  # a section's own check names its keys
+    # A section's own check names its keys.
+    of_several = isinstance(issue["input"], Mapping) and (len(parts) < 2 or text.startswith(f"{key}."))
     return f"{source}{key}{shown}: {text}" if key and not of_several else text
 
 
