@@ -29,7 +29,7 @@ def test_every_shipped_config_can_be_listed_copied_and_run(
     assert said("config", "copy", name).stdout == f"configs/{name}.toml\n"
     copied = Path("configs", f"{name}.toml")
     assert copied.read_bytes() == shipped()[name].read_bytes()
-    method = [] if "/" not in name else [shipped()["rlep"]]
+    method = [shipped()["paper/rlep"]] if name.startswith(("machines/", "replay/")) else []
     machine = ["replay.count=0"] if name.startswith("machines/") else []
     load_config([*method, copied], machine)
 

@@ -173,10 +173,10 @@ def test_pages_named_in_code_and_configs_exist() -> None:
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ("rlep train configs/rlep.toml --set run.seed=3", None),
-        ("rlep trane configs/rlep.toml", "rlep has no command 'trane'"),
+        ("rlep train configs/paper/rlep.toml --set run.seed=3", None),
+        ("rlep trane configs/paper/rlep.toml", "rlep has no command 'trane'"),
         ("rlep pool stats --nmae pool", "rlep pool stats has no option --nmae"),
-        ("rlep train configs/rlep.toml --set run.sede=3", "there is no key run.sede"),
+        ("rlep train configs/paper/rlep.toml --set run.sede=3", "there is no key run.sede"),
         ("rlep train configs/nothing.toml", "there is no configs/nothing.toml"),
         ("rlep submit --no-wait -- scale generators 3 --runn x", "rlep scale has no option --runn"),
     ],

@@ -55,7 +55,7 @@ COLOCATED = ["cluster.placement=colocated"]
 def test_the_presets_of_machines_fit_the_models_they_are_for(
     machine: str, gib: int, size: str, method: str, tmp_path: Path
 ) -> None:
-    layers = [ROOT / "configs" / f"{method}.toml", ROOT / "configs" / "machines" / f"{machine}.toml"]
+    layers = [ROOT / "configs" / "paper" / f"{method}.toml", ROOT / "configs" / "machines" / f"{machine}.toml"]
     found = plan_fit(load_config(layers), shape_of(size, tmp_path), gpu_bytes=gib * GIB, host_bytes=None)
     assert found.fits, found.reason
 
