@@ -9,7 +9,7 @@ from typing import Any
 from typer.main import get_command
 
 from rlep.cli import app
-from rlep.config.shipped import shipped, title_of
+from rlep.config.shipped import HOME, PLACE, shipped, title_of
 from rlep.driver.run_directory import CHANGEABLE
 from rlep.engines.families import FAMILIES
 from rlep.metrics.catalogue import EVENTS, METRICS
@@ -43,8 +43,8 @@ def families() -> str:
 
 
 def presets() -> str:
-    """Return the table of the configurations that rlep ships."""
-    rows = [f"| `configs/{name}.toml` | {title_of(file)} |" for name, file in shipped().items()]
+    """Return the table of the recipes and configurations that rlep ships."""
+    rows = [f"| `{PLACE / file.relative_to(HOME)}` | {title_of(file)} |" for file in shipped().values()]
     return "\n".join(["| File | What it is |", "|---|---|", *rows])
 
 

@@ -99,8 +99,12 @@ def test_every_training_preset_writes_into_its_own_directory() -> None:
     assert all(preset(name).run.name == name for name in TRAINING)
 
 
-@pytest.mark.parametrize("file", sorted((CONFIGS / "paper").glob("*.toml")), ids=lambda file: file.name)
-def test_every_config_in_the_repository_parses(file: Path) -> None:
+@pytest.mark.parametrize(
+    "file",
+    [file for readme in CONFIGS.glob("*/README.md") for file in readme.parent.glob("*.toml")],
+    ids=lambda file: file.name,
+)
+def test_every_config_of_a_recipe_is_complete(file: Path) -> None:
     load_config([file])
 
 
