@@ -39,7 +39,13 @@ def changeable() -> str:
 def families() -> str:
     """Return the table of model families."""
     rows = [f"| `{kind}` | {models} |" for kind, models in FAMILIES.items()]
-    return "\n".join(["| `model_type` in `config.json` | Models |", "|---|---|", *rows])
+    return "\n".join(
+        [
+            "| `model_type` in `config.json` | Models, with some of their ids on the Hugging Face hub |",
+            "|---|---|",
+            *rows,
+        ]
+    )
 
 
 def presets() -> str:
