@@ -31,7 +31,6 @@ class Inputs:
     vocabulary: int | None
     """Rows of the model's embedding."""
     model_digest: str
-    template_digest: str
     train: PromptSet | None
     evaluation: PromptSet | None
 
@@ -61,7 +60,7 @@ class Subject:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._once("the tokenizer", lambda: load_tokenizer(self.config.model.path))
+        return self._once("the tokenizer", lambda: load_tokenizer(self.config.model))
 
     @property
     def shape(self) -> ModelShape | None:
@@ -83,10 +82,8 @@ class Subject:
 
     def inputs(self) -> Inputs:
         """Return what a command needs. Raises ``ModelError`` or ``DataError`` saying what to fix."""
-        model = self.config.model
-        template = self.tokenizer.template_digest(chat_template=model.chat_template)
-        rows, digest = vocabulary_size(model.path), fingerprint(model.path)
-        return Inputs(self.tokenizer, rows, digest, template, self.train, self.evaluation)
+        model = self.config.model.path
+        return Inputs(self.tokenizer, vocabulary_size(model), fingerprint(model), self.train, self.evaluation)
 
     def _shape(self) -> ModelShape | None:
         try:

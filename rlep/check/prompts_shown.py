@@ -15,12 +15,9 @@ from rlep.engines.tokenizer import Tokenizer
 
 def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) -> PromptSet:
     """The questions of ``paths`` as the model is shown them, and what each opens. Raises ``DataError``."""
-    model = config.model
     found = load_prompts(
         paths,
-        encode=lambda messages: tokenizer.encode_prompt(
-            messages, chat_template=model.chat_template, system=model.system_prompt
-        ),
+        encode=tokenizer.encode_prompt,
         max_tokens=config.data.max_prompt_tokens,
         max_bad_rows=config.data.max_bad_rows,
     )
@@ -39,8 +36,8 @@ def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
     return [f"{share} text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
 
 
-def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], *, chat_template: bool) -> list[str]:
-    """Notes on the prompts: who opens the thinking, which of its marks are special, and a date in them."""
+def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None]) -> list[str]:
+    """Notes on the prompts: who opens the thinking, which of its marks are special, a date in them, and an EOS taken away."""
     lines = []
     if marks := tokenizer.thinking:
         lines.append(f"special tokens of the tokenizer: {', '.join(marks)}; verifier and reward function see them")
@@ -51,7 +48,9 @@ def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], *, cha
         "does not close it has no answer"
         for mark, count in openings.items()
     ]
-    if chat_template and tokenizer.dated:
+    if tokenizer.appends_eos:
+        lines.append("the tokenizer ends texts in its EOS: prompts are given without it")
+    if tokenizer.dated:
         lines.append(
             "the chat template writes today's date into prompts: a run continued on another day has other prompts"
         )

@@ -143,4 +143,6 @@ def shown(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(assigned(name, inner) for name, inner in value.items())} }}"
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, int) else f'"{value}"'

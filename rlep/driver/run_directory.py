@@ -69,7 +69,7 @@ ACCEPTABLE = {
     "data": ("data.",),
     "tokenizer": (),
     "pool": ("pool.name",),
-    "template": ("model.chat_template", "model.system_prompt"),
+    "template": ("model.chat_template", "model.system_prompt", "model.template"),
     "update": ("update.", "loss."),
 }
 """``checkpoint.accept`` → which keys may differ then, beside the digest."""
@@ -87,7 +87,7 @@ class Facts:
     data: dict[str, object] = field(default_factory=dict)
     """Rows read, merged and filtered."""
     template_digest: str = ""
-    """Of the chat template, and of what else makes a prompt of a question."""
+    """``Tokenizer.template_digest``."""
 
 
 WRITTEN_LATER = ("logs", "timeline.json", "rollouts")

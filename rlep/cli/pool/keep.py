@@ -57,7 +57,7 @@ def verify(
         tokenizer = matching_tokenizer(config, pool)
         references, openings = {}, {}
         for prompt_id, row in question_rows(files_of(config, data), bars):
-            references[prompt_id], openings[prompt_id] = row.reference, opening_of(config, tokenizer, row)
+            references[prompt_id], openings[prompt_id] = row.reference, opening_of(tokenizer, row)
         if out is not None:
             stack.enter_context(file_errors(out))
         file = None if out is None else stack.enter_context(out.open("w", encoding="utf-8"))

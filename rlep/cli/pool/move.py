@@ -148,7 +148,7 @@ def _import_texts(config: Config, source: Path) -> Imported:
     from rlep.services.pool.files.texts import TextAnswers, import_texts
     from rlep.services.verifier.grader import configured_verifier
 
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model)
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(config.model.path)))
@@ -156,7 +156,7 @@ def _import_texts(config: Config, source: Path) -> Imported:
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
         rows = question_rows([source], bars, candidates=True)
         questions = (
-            TextAnswers(prompt_id, row.reference, row.candidates, opening_of(config, tokenizer, row))
+            TextAnswers(prompt_id, row.reference, row.candidates, opening_of(tokenizer, row))
             for prompt_id, row in rows
             if row.candidates
         )

@@ -59,7 +59,7 @@ def file_errors(path: Path) -> Iterator[None]:
 def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
     """The tokenizer of model.path, or None where that is not there or not the pool's."""
     try:
-        tokenizer = load_tokenizer(config.model.path)
+        tokenizer = load_tokenizer(config.model)
     except ModelError:
         return None
     return tokenizer if tokenizer.digest == pool.stats().tokenizer_digest else None
@@ -67,7 +67,7 @@ def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
 
 def matching_tokenizer(config: Config, pool: PoolClient) -> Tokenizer:
     """The tokenizer of model.path. Raises ``ModelError`` where it is not the pool's: texts would be wrong."""
-    tokenizer, digest = load_tokenizer(config.model.path), pool.stats().tokenizer_digest
+    tokenizer, digest = load_tokenizer(config.model), pool.stats().tokenizer_digest
     if tokenizer.digest != digest:
         raise ModelError(
             f"model.path = {config.model.path} has tokenizer {tokenizer.digest}; pool {pool.name} holds token ids of "
@@ -93,11 +93,9 @@ def question_rows(
                     yield prompt_id, row
 
 
-def opening_of(config: Config, tokenizer: Tokenizer, row: PromptRow) -> str:
+def opening_of(tokenizer: Tokenizer, row: PromptRow) -> str:
     """The mark with which the prompt of a row opens its responses' thinking, if it does: what a run grades begins with it."""
-    model = config.model
-    tokens = tokenizer.encode_prompt(row.messages, chat_template=model.chat_template, system=model.system_prompt)
-    return tokenizer.opening(tokens, row.question)
+    return tokenizer.opening(tokenizer.encode_prompt(row.messages), row.question)
 
 
 def files_of(config: Config, data: Sequence[Path] | None) -> list[Path]:

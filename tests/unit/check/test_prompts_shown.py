@@ -47,7 +47,7 @@ def test_each_prompt_knows_what_it_opens_and_the_user_is_told(
     config = load_config([BASE], [f'model.path="{tmp_path / "model"}"', "data.max_prompt_tokens=200"])
     found = read_prompts(config, [data], tokenizer)
     assert [prompt.opening for prompt in found.prompts] == [opening] * 2
-    assert prompt_notes(tokenizer, (found, None), chat_template=True) == notes
+    assert prompt_notes(tokenizer, (found, None)) == notes
 
 
 def test_a_template_that_fails_ends_the_reading_with_its_sentence(tmp_path: Path) -> None:
