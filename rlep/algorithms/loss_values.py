@@ -129,6 +129,7 @@ def old_logprobs(
     recomputed: Float32Array,
     *,
     tokenizer_digest: str,
+    template_digest: str = "",
 ) -> Float32Array:
     """Old log-probs of every response token ``[R]``; fresh tokens always keep the recomputed ones.
 
@@ -155,13 +156,13 @@ def old_logprobs(
     starts = np.concatenate([[0], np.cumsum(lengths)])
     for index in np.flatnonzero(batch.replayed):
         span = slice(int(starts[index]), int(starts[index + 1]))
-        result[span] = 0.0 if mode == "unit" else stored_logprobs(members[index], tokenizer_digest)
+        result[span] = 0.0 if mode == "unit" else stored_logprobs(members[index], tokenizer_digest, template_digest)
     return result
 
 
-def stored_logprobs(trajectory: Trajectory, tokenizer_digest: str) -> Float32Array:
+def stored_logprobs(trajectory: Trajectory, tokenizer_digest: str, template_digest: str = "") -> Float32Array:
     """The behaviour log-probs of a pool record ``[T]``, refused where they may not be compared with the learner's."""
-    reason = incomparable(trajectory, tokenizer_digest)
+    reason = incomparable(trajectory, tokenizer_digest, template_digest)
     if reason or trajectory.logprobs is None:
         raise MixingError(
             f"prompt {trajectory.prompt_id}: the stored log-probs of replay {trajectory.content_id} are not comparable:"
@@ -170,8 +171,10 @@ def stored_logprobs(trajectory: Trajectory, tokenizer_digest: str) -> Float32Arr
     return trajectory.logprobs
 
 
-def incomparable(trajectory: Trajectory, tokenizer_digest: str) -> str:
+def incomparable(trajectory: Trajectory, tokenizer_digest: str, template_digest: str = "") -> str:
     """Why a record's log-probs may not be compared with a learner's at temperature 1; empty where they may.
+
+    ``template_digest`` of the learner's prompts; empty: not known.
 
     bfloat16 log-probs are off by up to 13 % in the ratio; raw log-probs of a sampler at another temperature or with a
     cut distribution are not those of the policy that sampled.
@@ -181,6 +184,10 @@ def incomparable(trajectory: Trajectory, tokenizer_digest: str) -> str:
     checks = (
         (trajectory.logprobs is not None, "none were stored"),
         (provenance.tokenizer_digest == tokenizer_digest, f"tokenizer {provenance.tokenizer_digest!r}"),
+        (
+            not provenance.prompted_otherwise(template_digest),
+            f"after a prompt by template {provenance.template_digest!r}",
+        ),
         (provenance.logprobs_mode == "raw", f"mode {provenance.logprobs_mode!r}, not raw"),
         (provenance.logprobs_dtype != "bfloat16", "computed in bfloat16"),
         (sampling.temperature == plain.temperature, f"sampled at temperature {sampling.temperature}, not 1"),

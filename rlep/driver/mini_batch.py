@@ -35,11 +35,12 @@ def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
 def with_old_logprobs(run: Run, ready: MiniBatch, current: Float32Array) -> ScoredMiniBatch:
     """Add old log-probs; ``current``: the learner's log-probs of ``ready.batch`` under θ_k, ``[R]``."""
     members, rule = [member for group in ready.groups for member in group.members], run.config.replay
+    digests = {"tokenizer_digest": run.tokenizer_digest, "template_digest": run.template_digest}
     if rule.is_cap is not None:
         for group in ready.groups:
             for member in group.replays:
-                stored_logprobs(member, run.tokenizer_digest)  # says why they may not be compared with θ_k's
-    old = old_logprobs(rule.old_logprobs, ready.batch, members, current, tokenizer_digest=run.tokenizer_digest)
+                stored_logprobs(member, **digests)  # says why they may not be compared with θ_k's
+    old = old_logprobs(rule.old_logprobs, ready.batch, members, current, **digests)
     return ScoredMiniBatch(ready.groups, ready.rewards, replace(ready.batch, old_logprobs=old), current)
 
 

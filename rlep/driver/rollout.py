@@ -52,6 +52,7 @@ def provenance(run: Run, version: int, sampling: Sampling) -> Provenance:
         tokenizer_digest=run.tokenizer_digest,
         sampling=sampling,
         logprobs_dtype=run.generator_dtype,
+        template_digest=run.template_digest,
     )
 
 

@@ -38,6 +38,7 @@ CHANGEABLE = (
         "run.directory",
         "rollout.deadline_s",
         "replay.idle_steps",
+        "replay.other_template",
         "update.idle_steps",
         "evaluation.",
         "data.evaluation",

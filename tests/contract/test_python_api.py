@@ -24,7 +24,8 @@ SIGNATURES = {
     ),
     "Provenance": (
         "(policy_digest: 'str', policy_version: 'int', tokenizer_digest: 'str', sampling: 'Sampling', "
-        "logprobs_mode: 'str' = 'raw', logprobs_dtype: 'str' = 'float32') -> None"
+        "logprobs_mode: 'str' = 'raw', logprobs_dtype: 'str' = 'float32', "
+        "template_digest: 'str' = '') -> None"
     ),
     "Sampling": (
         "(temperature: 'float' = 1.0, top_p: 'float' = 1.0, top_k: 'int' = 0, max_tokens: 'int' = 3072) -> None"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,13 @@ def test_all_reasons_are_named_at_once() -> None:
         "computed in bfloat16, sampled at temperature 0.7, not 1, sampled with top_p 0.95, not 1"
     )
     assert incomparable(trajectory_of(PROMPT), TOKENIZER) == ""
+
+
+def test_log_probs_after_a_prompt_made_otherwise_are_not_comparable() -> None:
+    stored = trajectory_of(PROMPT)
+    stored = replace(stored, provenance=replace(stored.provenance, template_digest="old"))
+    assert incomparable(stored, TOKENIZER, "new") == "after a prompt by template 'old'"
+    assert (incomparable(stored, TOKENIZER, "old"), incomparable(stored, TOKENIZER)) == ("", "")
 
 
 def test_unknown_modes_and_lengths_that_disagree_are_refused() -> None:

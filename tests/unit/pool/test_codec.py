@@ -81,6 +81,22 @@ def test_a_record_with_a_score_is_one_whose_metadata_has_it_and_one_without_is_a
     assert (parse(encode(EXAMPLE)).details[2:4], details[2:4]) == (b"\x02\x00", b"\x05\x00")
 
 
+def test_a_template_digest_comes_back_and_a_record_without_one_is_as_ever() -> None:
+    templated = replace(EXAMPLE, provenance=replace(EXAMPLE.provenance, template_digest="5eed"))
+    check_equal(decode(encode(templated), PROMPT), templated)
+    details, plain = (parse(encode(one)).details for one in (templated, EXAMPLE))
+    stored = b"\x0f\x00prompt.template\x04\x005eed"  # last of three metadata pairs, in the order of their keys
+    assert (details[2:4], details.replace(stored, b"")[4:]) == (b"\x03\x00", plain[4:])
+    assert decode(encode(EXAMPLE), PROMPT).provenance.template_digest == ""
+
+
+def test_an_empty_template_digest_is_refused() -> None:
+    key = b"\x0f\x00prompt.template"
+    blob = encode(replace(EXAMPLE, metadata={"prompt-template": ""}))
+    with pytest.raises(RecordRefused, match="a template digest is empty"):
+        decode(resealed(blob.replace(b"prompt-template", key[2:])), PROMPT)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
@@ -155,6 +171,7 @@ def test_any_trajectory_comes_back_in_float32(tokens: list[int], metadata: dict[
         ({"metadata": {"a": "\ud800"}}, "surrogate"),
         ({"prompt_id": "a}b"}, "a}b"),
         ({"metadata": {"verdict.score": "1.0"}}, "'verdict.score' is kept for a verdict's score"),
+        ({"metadata": {"prompt.template": "x"}}, "'prompt.template' is kept for .* a template digest"),
         ({"verdict": replace(EXAMPLE.verdict, score=1.25)}, "score 1.25 does not lie"),
         ({"verdict": replace(EXAMPLE.verdict, score=1.0, parts={"a b": 1.0})}, "part name 'a b'"),
         ({"verdict": replace(EXAMPLE.verdict, parts={"format": 1.0})}, "named parts but no score"),

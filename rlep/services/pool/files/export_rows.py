@@ -10,7 +10,7 @@ from typing import Any, get_args
 from rlep.core.errors import RecordRefused
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.storage.codec import Precision, encode, precision_of
-from rlep.services.pool.storage.details import score_of, stored_metadata
+from rlep.services.pool.storage.details import from_metadata, stored_metadata
 from rlep.services.pool.storage.scan import Held, trajectory_of
 
 TEXTS = (
@@ -40,7 +40,7 @@ def line_of(held: Held) -> ExportRow:
 
 
 def fields_of(line: ExportRow) -> dict[str, Any]:
-    """The row of a line: token ids and log-probs as arrays; a verdict's score and parts are in ``metadata``."""
+    """The row of a line: token ids and log-probs as arrays; score, parts and template digest in ``metadata``."""
     trajectory = line.trajectory
     verdict, origin = trajectory.verdict, trajectory.provenance
     return {
@@ -87,7 +87,7 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
     """
     if fields["precision"] not in ((None,) if fields["logprobs"] is None else get_args(Precision)):
         raise RecordRefused(f"precision {fields['precision']!r} does not fit the log-probs")
-    score, parts, metadata = score_of(fields["metadata"])
+    also = from_metadata(fields["metadata"])
     trajectory = Trajectory(
         prompt_id=fields["prompt_id"],
         tokens=fields["tokens"],
@@ -100,8 +100,8 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
             fields["verifier_version"],
             fields["path"],
             float(fields["seconds"]),
-            score,
-            parts,
+            also.score,
+            also.parts,
         ),
         provenance=Provenance(
             fields["policy_digest"],
@@ -110,10 +110,11 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
             Sampling(float(fields["temperature"]), float(fields["top_p"]), fields["top_k"], fields["max_tokens"]),
             fields["logprobs_mode"],
             fields["logprobs_dtype"],
+            also.template_digest,
         ),
         created_at=float(fields["created_at"]),
         sample_id=fields["sample_id"],
-        metadata=metadata,
+        metadata=also.rest,
     )
     line = ExportRow(trajectory, fields["precision"], fields["quarantined"])
     record = encode(trajectory, precision=line.precision or "float16")

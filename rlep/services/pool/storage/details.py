@@ -1,7 +1,7 @@
 """The small fields of a record: fixed numbers, then length-prefixed UTF-8 strings, in the order written here.
 
-A verdict's score and its parts lie among the metadata, under keys of their own: records without a score are as they
-always were, and a reader that knows no scores reads records that have one.
+A verdict's score and its parts, and the template digest, lie among the metadata, under keys of their own: records without
+them are as they always were, and a reader that knows none of them reads records that have some.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from rlep.core.errors import RecordRefused
 from rlep.core.scores import score_fault
@@ -29,7 +29,16 @@ _NUMBERS = struct.Struct("<BBHqiidddd")
 _LENGTH = struct.Struct("<H")
 _STRINGS = 9
 _LONGEST = 0xFFFF
-_SCORE, _PART = "verdict.score", "verdict.part."
+_SCORE, _PART, _TEMPLATE = "verdict.score", "verdict.part.", "prompt.template"
+
+
+class FromMetadata(NamedTuple):
+    """Fields of a trajectory that are stored among its metadata, and the metadata that are the user's own."""
+
+    score: float | None
+    parts: dict[str, float]
+    template_digest: str
+    rest: dict[str, str]
 
 
 def pack_details(trajectory: Trajectory) -> bytes:
@@ -57,10 +66,12 @@ def pack_details(trajectory: Trajectory) -> bytes:
 
 
 def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
-    """The metadata with the verdict's score and parts among them. Raises ``RecordRefused`` where it has such keys itself."""
+    """The metadata with score, parts and template digest among them. Raises ``RecordRefused`` where it has such keys itself."""
     metadata, verdict = dict(trajectory.metadata), trajectory.verdict
-    if taken := [key for key in metadata if _of_a_score(key)]:
-        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score")
+    if taken := [key for key in metadata if _of_a_score(key) or key == _TEMPLATE]:
+        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score or a template digest")
+    if trajectory.provenance.template_digest:
+        metadata[_TEMPLATE] = trajectory.provenance.template_digest
     if verdict.score is None:
         if verdict.parts:
             _refuse("a verdict has named parts but no score")
@@ -71,12 +82,15 @@ def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
     return metadata | {_PART + name: repr(float(value)) for name, value in verdict.parts.items()}
 
 
-def score_of(metadata: Mapping[str, str]) -> tuple[float | None, dict[str, float], dict[str, str]]:
-    """Score, parts and the rest of what ``stored_metadata`` gave. Raises ``RecordRefused`` where they are no such."""
+def from_metadata(metadata: Mapping[str, str]) -> FromMetadata:
+    """The fields in what ``stored_metadata`` gave. Raises ``RecordRefused`` where they are no such."""
     rest = dict(metadata)
+    template = rest.pop(_TEMPLATE, None)
+    if template == "":
+        _refuse("a template digest is empty")
     texts = {key: rest.pop(key) for key in metadata if _of_a_score(key)}
     if not texts:
-        return None, {}, rest
+        return FromMetadata(None, {}, template or "", rest)
     try:
         numbers = {key: float(text) for key, text in texts.items()}
     except (TypeError, ValueError):
@@ -87,7 +101,7 @@ def score_of(metadata: Mapping[str, str]) -> tuple[float | None, dict[str, float
     parts = {key.removeprefix(_PART): value for key, value in numbers.items()}
     if fault := score_fault(score, parts):
         _refuse(fault)
-    return score, parts, rest
+    return FromMetadata(score, parts, template or "", rest)
 
 
 def _of_a_score(key: object) -> bool:
@@ -142,7 +156,8 @@ def unpack_details(
         _refuse("details hold an unknown verdict status or a number that is not finite")
     strings = _unpacked_strings(details, _STRINGS + 2 * pairs)
     extracted, verifier, verifier_version, path, policy, tokenizer, mode, dtype, sample_id, *metadata = strings
-    score, parts, rest = score_of(dict(zip(metadata[::2], metadata[1::2], strict=True)))
+    also = from_metadata(dict(zip(metadata[::2], metadata[1::2], strict=True)))
+    sampling = Sampling(temperature, top_p, top_k, max_tokens)
     return Trajectory(
         prompt_id=prompt_id,
         tokens=tokens,
@@ -155,13 +170,13 @@ def unpack_details(
             verifier_version,
             path,
             seconds,
-            score,
-            parts,
+            also.score,
+            also.parts,
         ),
-        provenance=Provenance(policy, version, tokenizer, Sampling(temperature, top_p, top_k, max_tokens), mode, dtype),
+        provenance=Provenance(policy, version, tokenizer, sampling, mode, dtype, also.template_digest),
         created_at=created_at,
         sample_id=sample_id,
-        metadata=rest,
+        metadata=also.rest,
     )
 
 
