@@ -29,7 +29,7 @@ SHAPE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,  # not hidden / heads, as in Qwen3-0.6B
+    "head_dim": 32,  # not hidden / heads, as in Qwen3-0.6B; the smallest that vLLM computes on CPUs
     "max_position_embeddings": 256,
 }
 

@@ -114,7 +114,7 @@ def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]
 
 def _unpaid_pairs(verifier: BaseVerifier, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Map each reference whose response is not correct to the response's status."""
-    verdicts = verifier.grade_pairs([(*pair, False) for pair in pairs])
+    verdicts = verifier.grade_answers(pairs)
     graded = zip(pairs, verdicts, strict=True)
     return {reference: verdict.status for (reference, _), verdict in graded if verdict.status != "correct"}
 
@@ -122,7 +122,7 @@ def _unpaid_pairs(verifier: BaseVerifier, pairs: Sequence[tuple[str, str]]) -> d
 def _undecided(verifier: BaseVerifier, references: Sequence[str]) -> str:
     """Say so if the user's function decides on none of the first references, given as responses; else an empty string."""
     shown = references[:LEAST_QUESTIONS]
-    verdicts = verifier.grade_pairs([(reference, reference, False) for reference in shown])
+    verdicts = verifier.grade_answers([(reference, reference) for reference in shown])
     counts = Counter[str](verdict.status for verdict in verdicts)
     if not counts or {*counts} - {*UNDECIDED}:
         return ""

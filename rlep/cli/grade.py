@@ -23,9 +23,13 @@ def grade(
             help="math, math-bare, strict-box, dapo, exact, reasoning-gym, code, regex:PATTERN or python:module:function."
         ),
     ] = "math",
+    *,
     workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
     out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
     correct_at: Annotated[float, typer.Option(help="Least score of your own function that is correct.")] = 1.0,
+    answer_after: Annotated[
+        str | None, typer.Option(help="Grade only what follows the last of these marks, e.g. </think>.")
+    ] = None,
 ) -> None:
     """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
     from rlep.cli.progress import TerminalProgress
@@ -41,7 +45,9 @@ def grade(
         raise DataError(f"{file} cannot be read: {error.strerror}") from None
     with ExitStack() as stack:
         lines = stack.enter_context(file.open(encoding="utf-8-sig", errors="surrogateescape"))
-        verifier = stack.enter_context(build_verifier(profile, workers=workers, correct_at=correct_at))
+        verifier = stack.enter_context(
+            build_verifier(profile, workers=workers, correct_at=correct_at, answer_after=answer_after)
+        )
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())
         failure = ""

@@ -63,7 +63,7 @@ CHANGEABLE = (
 
 ``run.steps`` is fixed where ``replay.schedule`` or ``update.schedule`` depends on it."""
 
-FIXED = ("learner.lora_", "verifier.profile", "verifier.correct_at")
+FIXED = ("learner.lora_", "verifier.profile", "verifier.correct_at", "verifier.answer_after")
 """Exceptions that may not: they are part of the model, or decide the rewards."""
 
 ACCEPTABLE = {

@@ -139,9 +139,8 @@ def test_the_model_is_one_that_rlep_trains(tmp_path: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(str(model))
     rows = vocabulary_size(model)
     assert rows == 256 + 3 + 2  # bytes, special tokens, marks of thinking
-    layer = (
-        32 * 64 + 2 * 32 * 32 + 64 * 32 + 2 * 16 + 3 * 32 * 64 + 2 * 32
-    )  # q, k and v, o, their norms, MLP, two norms
+    # q, k and v, o, head norms, MLP, two norms
+    layer = 32 * 128 + 2 * 32 * 64 + 128 * 32 + 2 * 32 + 3 * 32 * 64 + 2 * 32
     assert sum(part.numel() for part in loaded.parameters()) == rows * 32 + 2 * layer + 32 == shape.parameters
     assert context_length(model) == 256
     turn, text = loaded.generation_config.eos_token_id

@@ -29,7 +29,7 @@ class BaseVerifier(ABC):
         """Name of the verifier, e.g. ``math``; stored with each verdict."""
         self.version = version
         """Changes whenever a verdict may; stored with each verdict."""
-        self._pool = pool
+        self._mark, self._pool = "", pool
         self._recorder = StatsRecorder()
 
     def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
@@ -38,9 +38,23 @@ class BaseVerifier(ABC):
 
     def grade_pairs(self, pairs: Sequence[Pair]) -> list[Verdict]:
         """One verdict per pair, ``[len(pairs)]``, in order."""
-        verdicts = self._verdicts(pairs)
+        if mark := self._mark:
+            after = [(reference, text.rpartition(mark)[2], cut) for reference, text, cut in pairs if mark in text]
+            found = iter(self._verdicts(after))
+            without = Verdict("no_answer", None, self.name, self.version, "fast")
+            verdicts = [next(found) if mark in text else without for _, text, _ in pairs]
+        else:
+            verdicts = self._verdicts(pairs)
         self._recorder.add(verdicts)
         return verdicts
+
+    def grade_answers(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """One verdict per (reference, answer): responses that give the answer at once, where it counts."""
+        return self.grade_pairs([(reference, self._mark + answer, False) for reference, answer in pairs])
+
+    def read_after(self, mark: str) -> None:
+        """Grade only the text after the last ``mark`` from now on; a response without it is ``no_answer``."""
+        self._mark, self.version = mark, f"{self.version}-after-{mark}"
 
     def reference_fault(self, reference: str) -> str:
         """Why this verifier cannot grade against ``reference``; empty where it can, as most can against any text."""
@@ -58,7 +72,7 @@ class BaseVerifier(ABC):
         try:
             if self._pool is not None:
                 self._pool.grade(())
-            verdicts = self.grade_pairs([(reference, response, False) for reference, response, _ in self.self_test])
+            verdicts = self.grade_answers([(reference, response) for reference, response, _ in self.self_test])
         except VerifierError as error:
             raise ConfigError(str(error)) from None
         for (reference, response, status), verdict in zip(self.self_test, verdicts, strict=True):
