@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import rlep
+from rlep.methods.replay_method import ReplayMethod
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/reference/python-api.md"
 SIGNATURES = {
     "AsyncPoolClient": "(address: 'str', **options: 'Any') -> 'None'",
     "ClientTls": "(ca: 'Path | None' = None, certificate: 'Path | None' = None, key: 'Path | None' = None) -> None",
@@ -138,7 +140,16 @@ def test_importing_the_package_loads_none_of_its_modules_and_values_load_no_torc
     assert done.stdout.splitlines() == ["rlep", ""]
 
 
+def test_the_table_of_hooks_has_the_signatures_of_a_replay_method() -> None:
+    page = PAGE.read_text().partition("## Names")[0]
+    stated = dict(re.findall(r"`(\w+)\(([a-z_, ]*)\)`", page))
+    hooks = {
+        name: method for name, method in vars(ReplayMethod).items() if inspect.isfunction(method) and name[0] != "_"
+    }
+    assert stated == {name: ", ".join([*inspect.signature(hook).parameters][1:]) for name, hook in hooks.items()}
+
+
 def test_the_reference_page_lists_the_names() -> None:
-    page = (ROOT / "docs/reference/python-api.md").read_text()
+    page = PAGE.read_text().partition("## Names")[2]
     listed = {name for name in re.findall(r"`(\w+)`", page) if name != "rlep"}
     assert listed == set(SIGNATURES)
