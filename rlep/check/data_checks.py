@@ -143,7 +143,7 @@ def input_notes(subject: Subject) -> list[str]:
     """Return what a user should know of the questions: rows without use, unknown text, thinking, data that is not held out."""
     sets = [found for found in (subject.train, subject.evaluation) if found is not None]
     lines = [line for found in sets for line in (*found.report.lines(), *unknown_text(found, subject.tokenizer))]
-    lines += prompt_notes(subject.tokenizer, sets)
+    lines += prompt_notes(subject.tokenizer, sets, subject.config.verifier.answer_after)
     train, held_out = subject.train, subject.evaluation
     known = {prompt.id for prompt in train.prompts} if train else set()
     if held_out and (both := sum(prompt.id in known for prompt in held_out.prompts)):

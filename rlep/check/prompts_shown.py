@@ -36,8 +36,11 @@ def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
     return [f"{share} text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
 
 
-def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None]) -> list[str]:
-    """Notes on the prompts: who opens the thinking, which of its marks are special, a date in them, and an EOS taken away."""
+def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], answer_after: str | None) -> list[str]:
+    """Notes on the prompts: who opens or closes the thinking, which marks are special, a date in them, an EOS taken away.
+
+    ``answer_after``: ``verifier.answer_after``.
+    """
     lines = []
     if marks := tokenizer.thinking:
         lines.append(f"special tokens of the tokenizer: {', '.join(marks)}; verifier and reward function see them")
@@ -48,6 +51,11 @@ def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None]) -> lis
         "does not close it has no answer"
         for mark, count in openings.items()
     ]
+    if answer_after and prompts and tokenizer.decode(prompts[0].tokens).rstrip().endswith(answer_after):
+        lines.append(
+            f"prompts end in {answer_after}, and verifier.answer_after asks it of each response: one that does not write it "
+            "again has no answer; leave verifier.answer_after out"
+        )
     if tokenizer.appends_eos:
         lines.append("the tokenizer ends texts in its EOS: prompts are given without it")
     if tokenizer.dated:
