@@ -45,7 +45,7 @@ import ray
 from rlep.config.schema import Config
 from rlep.config.settings import parse_config
 from rlep.core.types import Prompt, SequenceBatch, prompt_id_of
-from rlep.data.prompts import PromptOrder, PromptReport, PromptSet
+from rlep.data.prompts import PromptReport, PromptSet, order_of
 from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import requests_for
 from rlep.driver.step_metrics import step_metrics
@@ -137,7 +137,7 @@ async def steps_of(config: Config, devices: Devices, steps: int) -> list[Made]:
 async def make_steps(config: Config, actors: RunActors, steps: int) -> list[Made]:
     """As ``rlep train`` makes them, without evaluations and checkpoints."""
     train, made = prompt_set(2 * config.rollout.prompts), []
-    order = PromptOrder(len(train), config.rollout.prompts, config.run.seed)
+    order = order_of(config, train.report)
     generating, learning = actors.generators(), actors.learners()
     await actors.started()
     publishing = actors.weights(learning, generating, train.prompts)

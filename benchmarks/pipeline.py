@@ -44,7 +44,7 @@ from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.types import Completion, Reissued, Request, Sampling, Verdict
-from rlep.data.prompts import PromptOrder
+from rlep.data.prompts import order_of
 from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
@@ -116,7 +116,7 @@ class Cast:
         run = replace(run, tokenizer_digest=self.inputs.tokenizer.digest)
         trainers = Trainers(self.learners, self.weights, OnPolicyRollouts(run), self.pool)
         assert self.inputs.train is not None
-        order = PromptOrder(len(self.inputs.train), config.rollout.prompts, config.run.seed)
+        order = order_of(config, self.inputs.train.report)
         prompts = [self.inputs.train.prompts[index] for index in order.step(number)]
         step = Step(run, trainers, number, replays, lambda *_: ())
         outcome = await (stream_step if stream else run_step)(step, prompts)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 
 from rlep.config.schema import Config
 from rlep.config.section import Rule
 
-KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
+KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path", JsonValue: "value"}
 SIGNS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 
 
@@ -24,7 +24,8 @@ def table() -> str:
     parts = []
     for name in Config.model_fields:
         section: BaseModel = getattr(defaults, name)
-        rows = [_row(name, key, field, getattr(section, key)) for key, field in type(section).model_fields.items()]
+        written = section.model_dump(mode="json")
+        rows = [_row(name, key, field, written[key]) for key, field in type(section).model_fields.items()]
         head = f"### `[{name}]`\n\n{type(section).__doc__}\n\n| Key | Values | Default | Meaning |\n|---|---|---|---|\n"
         parts.append(head + "\n".join(rows))
     return "\n\n".join(parts)
@@ -51,9 +52,11 @@ def _kind(annotation: Any) -> str:
         inner = _kind(arguments[0])
         return f"list of {inner}" if arguments[1:] == (...,) else f"{len(arguments)} of {inner}"
     if origin is dict:
-        return "table of texts"
+        return f"table of {_kind(arguments[1])}s"
     if hasattr(annotation, "__metadata__"):  # Annotated
         return " ".join(part for part in (_kind(arguments[0]), _bounds(_constraints(annotation.__metadata__))) if part)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"tables of {', '.join(annotation.model_fields)}"
     return KINDS[annotation]
 
 
@@ -71,6 +74,6 @@ def _default(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if isinstance(value, tuple):
+    if isinstance(value, list):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{value}`"

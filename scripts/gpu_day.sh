@@ -18,7 +18,7 @@ fail() {
     exit 2
 }
 
-gpus=$({ nvidia-smi -L 2>/dev/null || true; } | wc -l)
+gpus=$({ nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU ' || true)
 if [ "$gpus" -gt 0 ]; then
     on=1 many=$gpus lock=cuda transfer=nccl few=rollout.prompts=64 speed='--shape 1.5b'
 else
@@ -40,8 +40,9 @@ train() {
 
 # Tests of which none ran are no success.
 tests() {
-    python -m pytest -q -rs "$@" | tee "$home/tests.txt"
-    grep -q '[0-9] passed' "$home/tests.txt"
+    python -m pytest -q -rs "$@" >"$home/tests.txt" && grep -q '[0-9] passed' "$home/tests.txt" && status=0 || status=1
+    cat "$home/tests.txt"
+    return "$status"
 }
 
 two_gpus() {
@@ -51,6 +52,7 @@ two_gpus() {
 # shellcheck disable=SC2086 # overrides and options are words
 stage() {
     turns="cluster.placement=colocated generator.gpus=$on learner.gpus=$on"
+    small=${SMALL_MODEL:+model.path=\"$SMALL_MODEL\"} # for stages whose few ranks have no room for 7B
     case $1 in
     install) make setup-dev "LOCK=$lock" ;;
     check)
@@ -66,7 +68,7 @@ stage() {
         [ "$many" -lt 2 ] || tests tests/engines/sampler/test_sampler_group.py -k nccl
         ;;
     quickstart) rlep quickstart --directory "$home/quickstart" ;;
-    small) train small $turns generator.count=1 learner.ranks=1 run.steps=5 $few ${SMALL_MODEL:+"model.path=\"$SMALL_MODEL\""} ;;
+    small) train small $turns generator.count=1 learner.ranks=1 run.steps=5 $few $small ;;
     whole) train whole $turns "generator.count=$many" "learner.ranks=$many" run.steps=3 ;;
     resume)
         train resume $turns "generator.count=$many" "learner.ranks=$many" checkpoint.every=1 run.steps=1 $few
@@ -90,7 +92,7 @@ stage() {
     tensor)
         two_gpus
         train tensor $turns "generator.gpus=$((2 * on))" generator.tensor_parallel=2 generator.count=1 learner.ranks=2 \
-            run.steps=2 $few
+            run.steps=2 $few $small
         ;;
     replicas)
         two_gpus
@@ -125,6 +127,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ $# -ge 2 ] || fail 'name a directory for the results and a configuration'
+[ "$gpus" -eq 0 ] || [ -n "${SMALL_MODEL:-}" ] || fail 'set SMALL_MODEL to the directory of a model of at most 1.5B weights, without spaces'
 [ -f "$script" ] || fail "start it in the root of a clone: there is no $script here"
 for name in $only; do
     case " $stages" in *[[:space:]]"$name="*) ;; *) fail "there is no stage $name; there are: $stages" ;; esac
@@ -133,13 +136,16 @@ mkdir -p "$1"
 home=$(cd "$1" && pwd)
 shift
 export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH="$PWD"
-red=0
+red=0 child=''
+trap '[ -z "$child" ] || kill "$child"; exit 130' INT TERM HUP
 for entry in $stages; do
     name=${entry%=*} seconds=${entry#*=} status=0
     case " ${only:-$name} " in *" $name "*) ;; *) continue ;; esac
     printf 'gpu_day: %s …\n' "$name" >&2
     begun=$(date +%s)
-    timeout -k 30 "$seconds" sh "$script" --stage "$name" "$home" "$@" >"$home/$name.log" 2>&1 || status=$?
+    timeout -k 30 "$seconds" sh "$script" --stage "$name" "$home" "$@" >"$home/$name.log" 2>&1 &
+    child=$! # has a process group of its own, which Ctrl-C does not reach
+    wait "$child" || status=$?
     printf '{"stage": "%s", "status": %s, "seconds": %s}\n' "$name" "$status" "$(($(date +%s) - begun))" >>"$home/stages.jsonl"
     [ "$status" -ne 0 ] || continue
     red=1

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs one lock and the project into .venv: `scripts/setup.sh cpu`, `cuda`, or `dev` (tools for tests, on top of one of them);
-# without a word the lock that .venv has, or cpu. A .venv has one lock: for the other it is made anew.
+# without an argument the lock that .venv has, or cpu. A .venv has one lock: for the other it is made anew.
 # Needs python3 with pip and venv; PYTHON=python3.12 picks another interpreter. A finished set-up is recognised by a
 # stamp and costs nothing; an interrupted one is completed by the next call.
 set -eu
@@ -55,14 +55,16 @@ check() {
 # pip takes a CPU build of torch for the CUDA lock's (2.13.0+cpu satisfies ==2.13.0), and removes no package of the other lock.
 case $lock in cpu) other=cuda ;; cuda) other=cpu ;; *) other=none ;; esac
 mixed=$venv/.rlep-$other
-if [ ! -e "$mixed" ] && [ -x "$venv/bin/rlep" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ]; then
+unfinished=$venv/.rlep-unfinished # there while its builds are not known to be right
+if [ ! -e "$mixed" ] && [ ! -e "$unfinished" ] && [ -x "$venv/bin/rlep" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ]; then
     exit 0
 fi
 if [ -z "${1:-}" ] && [ "$lock" = cpu ] && command -v nvidia-smi >/dev/null; then
     printf 'setup: this machine has an NVIDIA driver; LOCK=cuda installs what its GPUs need\n' >&2
 fi
 
-if [ -e "$mixed" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+whole='import pip, sys; sys.exit(sys.prefix == sys.base_prefix)' # else it would install into the system's Python
+if [ -e "$mixed" ] || [ -e "$unfinished" ] || ! "$venv/bin/python" -c "$whole" 2>/dev/null; then
     command -v "$python" >/dev/null || fail "$python not found: install Python 3.11, 3.12 or 3.13, or set PYTHON=/path/to/it"
     "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
         fail "$("$python" --version) is not supported: set PYTHON to Python 3.11, 3.12 or 3.13"
@@ -70,8 +72,14 @@ if [ -e "$mixed" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
         fail "$python lacks the venv module (Debian and Ubuntu: apt install python3-venv)"
     [ "$lock" != cuda ] || check "$python" compiler
     [ ! -e "$mixed" ] || printf 'setup: %s has the packages of requirements/%s.txt: it is made anew\n' "$venv" "$other" >&2
-    rm -rf "$venv"
+    [ ! -e "$unfinished" ] || printf 'setup: %s was not set up to the end: it is made anew\n' "$venv" >&2
+    python=$("$python" -c 'import sys; print(sys._base_executable)') # that of an active .venv goes with it
+    rm -rf "$venv.old"
+    [ ! -e "$venv" ] || mv "$venv" "$venv.old" # at once: half of an environment would be taken for one
+    rm -rf "$venv.old"
     "$python" -m venv "$venv"
+elif [ "$lock" = cuda ]; then
+    check "$venv/bin/python" compiler
 fi
 : >"$stamp" # empty: not finished
 
@@ -101,9 +109,9 @@ if [ "$lock" = cpu ]; then
         fail "vLLM on CPU needs libnuma.so.1 (Debian and Ubuntu: apt install libnuma1; Fedora: dnf install numactl-libs)"
 fi
 if [ "$lock" != dev ]; then
-    : >"$mixed" # unless the check passes, the next call makes the environment anew
+    : >"$unfinished" # unless the check passes, the next call makes the environment anew
     check "$venv/bin/python" "$lock"
-    rm "$mixed"
+    rm "$unfinished"
 fi
 fingerprint >"$stamp"
 printf 'setup: done\n' >&2

@@ -31,6 +31,9 @@ SHARED_MEMORY = Path("/dev/shm")
 OWNER = "RLEP_TEST_OWNER"
 # Inherited by every process that this test process starts, daemons included: that is how leftovers are told from the
 # processes of the other xdist worker and of everybody else on the machine.
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # a name that is no directory asks nobody, but in tests of a hub of their own
 os.environ[OWNER] = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 

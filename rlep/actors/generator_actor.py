@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -10,9 +11,10 @@ import ray
 
 from rlep.actors.gathering import gather_items
 from rlep.actors.node_address import use_node_interface
+from rlep.actors.node_model import model_on_node
 from rlep.actors.once import Once
 from rlep.config.schema import Config
-from rlep.core.builds import check_builds
+from rlep.core.builds import check_builds, check_triton
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler, SamplerHealth, prepare_environment
 from rlep.engines.weights.weight_update import WeightUpdate
@@ -27,6 +29,7 @@ class GeneratorActor:
         if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
         use_node_interface()
+        self._model, self._config, self._environment = model, config, dict(os.environ)
         prepare_environment(config, runtime_parent)
         self._gpus = config.generator.gpus
         self._sampler = Sampler(model, config)
@@ -39,7 +42,13 @@ class GeneratorActor:
     async def start(self, number: int, deadline_s: float) -> None:
         """Load the model. Here and below, a call that comes again with its ``number`` is the same one."""
         check_builds(self._gpus, None)
-        await self._once(number, lambda: self._sampler.start(deadline_s))
+        check_triton(used=bool(self._gpus))
+        await self._once(number, lambda: self._start(deadline_s))
+
+    async def _start(self, deadline_s: float) -> None:
+        given = self._model, self._config.model, deadline_s, self._environment
+        self._sampler = Sampler(await asyncio.to_thread(model_on_node, *given), self._config)
+        await self._sampler.start(deadline_s)
 
     async def serve_base(self, version: int) -> None:
         """Serve the weights loaded from the model directory as policy ``version``."""

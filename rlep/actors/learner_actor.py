@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from rlep.actors.node_address import node_address, use_node_interface
+from rlep.actors.node_model import model_on_node
 from rlep.actors.once import Once
 from rlep.config.schema import Config
-from rlep.core.builds import check_builds, check_cxx
+from rlep.core.builds import check_builds, check_cxx, check_triton
 from rlep.core.errors import WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
@@ -123,11 +124,13 @@ class Rank:
         """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
         check_builds(None, config.learner.gpus)
         check_cxx(compiled=config.learner.compile, gpus=config.learner.gpus)
+        check_triton(used=bool(config.learner.gpus and config.learner.compile))
         os.environ["OMP_NUM_THREADS"] = str(config.learner_threads)
         # ``learner.compile``: torch would start up to 32 processes that compile, for every rank.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(config.learner_threads))
         os.environ.update(allocator_settings(config.learner))
         use_node_interface()
+        model = model_on_node(model, config.model, config.learner.start_deadline_s, os.environ)
         from rlep.engines.learner.rank import LearnerRank
         from rlep.engines.weights.shared_memory import SharedMemoryWriter
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,12 +18,12 @@ from rlep.actors.cluster import SENT_AGAIN, Cluster, call
 from rlep.actors.placement import may_hold
 from rlep.actors.replicas import ActorStatus, Changes, Replica, ReplicaSet, RoleStatus, State
 from rlep.actors.supervised import Supervised
-from rlep.config.roles import VerifierConfig
+from rlep.config.roles import FUNCTIONS, VerifierConfig
 from rlep.core.errors import ActorLost, ConfigError
 from rlep.core.plural import counted
-from rlep.core.types import Completion, Prompt, Verdict
+from rlep.core.types import Asked, Completion, Prompt, Verdict
 from rlep.services.verifier.grader import configured_verifier, limits_of
-from rlep.services.verifier.user_function import source_version
+from rlep.services.verifier.user_function import profile_version
 
 BATCH = 64
 """Responses in one call: enough to make the call itself cheap, few enough to spread one prompt's responses."""
@@ -43,9 +44,9 @@ class VerifierActor:
             return
         self._verifier = configured_verifier(config, workers=config.workers)
 
-    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
+    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool], asked: Asked) -> list[Verdict]:
         """Return one verdict per text, in order."""
-        return self._verifier.grade(reference, texts, truncated)
+        return self._verifier.grade(reference, texts, truncated, asked)
 
     def close(self) -> None:
         """End the grading processes."""
@@ -90,8 +91,7 @@ async def _fault_on(node: Mapping[str, Any], config: VerifierConfig) -> str:
         version, fault = await call(reference, what, config.start_deadline_s)
     except RayError as error:  # of a node without rlep, or whose memory is full
         return str(error).strip().rpartition("\n")[2]
-    own = config.profile.removeprefix("python:") if config.profile.startswith("python:") else ""
-    if own and not fault and not version.startswith(source_version(own)):
+    if config.profile.startswith(FUNCTIONS) and not fault and not version.startswith(profile_version(config.profile)):
         return "the function's file there is not the one here"
     return str(fault)
 
@@ -210,7 +210,7 @@ class VerifierPool:
             replica = await self._free_replica()
             try:
                 with self._cluster.timeline.span(replica.name, "grade", len(part)):
-                    return await self._call(replica, prompt.reference, texts, truncated)
+                    return await self._call(replica, prompt, texts, truncated)
             except ActorLost:
                 if replica.state != "leaving" and not replica.out_of_restarts:
                     raise
@@ -219,11 +219,13 @@ class VerifierPool:
                 self._freed.tell()
 
     async def _call(
-        self, replica: VerifierReplica, reference: str, texts: list[str], truncated: list[bool]
+        self, replica: VerifierReplica, prompt: Prompt, texts: list[str], truncated: list[bool]
     ) -> list[Verdict]:
         # Each response, of this call and of one before it, may last until its wall-clock limit.
-        deadline = 60 + limits_of(self._config).wall_seconds * (BATCH + len(texts))
-        verdicts: list[Verdict] = await replica.actor.call("grade", reference, texts, truncated, deadline_s=deadline)
+        limits = limits_of(self._config)
+        deadline = 60 + limits.wall_seconds * math.ceil((BATCH + len(texts)) / limits.at_once)
+        given = prompt.reference, texts, truncated, prompt.asked
+        verdicts: list[Verdict] = await replica.actor.call("grade", *given, deadline_s=deadline)
         return verdicts
 
     async def _free_replica(self) -> VerifierReplica:

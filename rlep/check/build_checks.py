@@ -9,8 +9,9 @@ from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.inputs import Look, Subject
 from rlep.config.schema import Config
-from rlep.core.builds import check_builds, check_cxx, installed, missing_compiler, torch_cuda
+from rlep.core.builds import check_builds, check_cxx, check_triton, installed, torch_cuda
 from rlep.core.errors import ConfigError
+from rlep.engines.sampler.setup import check_engine
 
 DRIVERS = {12: 525, 13: 580}
 """CUDA's major version -> the oldest driver's that it runs with (NVIDIA, CUDA compatibility)."""
@@ -25,13 +26,24 @@ def builds(subject: Subject) -> Iterator[Finding]:
     yield Finding("builds", "ok", f"{', '.join(versions)}, for {f'CUDA {cuda}' if cuda else 'CPUs'}")
 
 
+def engine(subject: Subject) -> Iterator[Finding]:
+    """Check that vLLM has the arguments of ``generator.engine``."""
+    config = _here(subject)
+    check_engine(config)
+    if names := ", ".join(config.generator.engine):
+        yield Finding("engine", "ok", f"vLLM has the arguments of generator.engine: {names}")
+
+
 def driver(subject: Subject) -> Iterator[Finding]:
     """Check that NVIDIA's driver runs the CUDA version that torch is built for."""
     if not _on_gpus(subject) or (cuda := torch_cuda()) is None:
         return
     served, major = driver_cuda(), int(cuda.partition(".")[0])
     if served is None:
-        raise ConfigError("GPUs are asked for and NVIDIA's driver is not here: libcuda.so.1 cannot be loaded")
+        raise ConfigError(
+            "GPUs are asked for and NVIDIA's driver is not here (libcuda.so.1 cannot be loaded): install it, or start a "
+            "container with its GPUs (docker run --gpus all)"
+        )
     if served // 1000 < major:
         raise ConfigError(
             f"NVIDIA's driver here runs CUDA {served // 1000}.{served % 1000 // 10}, torch is built for CUDA {cuda}: update the "
@@ -50,8 +62,7 @@ def compiler(subject: Subject) -> Iterator[Finding]:
         check_cxx(compiled=learner.compile, gpus=learner.gpus)
     if not _on_gpus(subject):
         return
-    if missing := missing_compiler():
-        raise ConfigError(missing)
+    check_triton(used=True)
     yield Finding("compiler", "ok", "compiles what Triton needs")
 
 
@@ -75,4 +86,4 @@ def _on_gpus(subject: Subject) -> bool:
     return bool(config.generator.gpus or (subject.learns and config.learner.gpus))
 
 
-BUILDS: tuple[Look, ...] = (builds, driver, compiler)
+BUILDS: tuple[Look, ...] = (builds, engine, driver, compiler)

@@ -9,22 +9,28 @@ from contextlib import suppress
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
 from rlep.check.prompts_shown import prompt_notes, unknown_text
+from rlep.config.roles import VerifierConfig
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
-from rlep.data.prompts import NAMED_CHARACTERS, PromptOrder, PromptSet
+from rlep.core.types import Prompt
+from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
 from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
-from rlep.engines.tokenizer import context_length
+from rlep.engines.tokenizer import context_length, vocabulary_size
 from rlep.engines.weights.weight_update import ties_head
+from rlep.hub.resolve import model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
+from rlep.services.verifier.reward_call import UnknownName
 from rlep.services.verifier.verifier import PROFILES
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 TIED = "tie_word_embeddings"
+TRY_S = 30.0
+"""Longest wait for a verdict."""
 EXAMPLES = 3
 """References that are named."""
 
@@ -40,16 +46,17 @@ def options(subject: Subject) -> Iterator[Finding]:
 def model(subject: Subject) -> Iterator[Finding]:
     """Check the model's directory, its tokenizer, and that engines and learner take its shape."""
     config = subject.config
-    path, _ = config.model.path, subject.tokenizer
+    path, _ = subject.model, subject.tokenizer
     check_context(config)
     check_divided(config)
     fingerprint(path)
     check_heads(subject)
     check_output_head(config)
+    check_stops(subject)
     if subject.learns:
         check_family(path)
         check_lora_targets(config)
-    yield Finding("model", "ok", str(path))
+    yield Finding("model", "ok", model_text(config.model))
 
 
 def training_data(subject: Subject) -> Iterator[Finding]:
@@ -60,7 +67,12 @@ def training_data(subject: Subject) -> Iterator[Finding]:
     config = subject.config
     if subject.learns:
         check_watched(config, prompts)
-        PromptOrder(len(prompts), config.rollout.prompts, config.run.seed)
+        order = order_of(config, prompts.report)
+        for part in order.sets:
+            share = (
+                f"{counted(part.count, 'question')}, {float(part.high - part.low):g} of {order.per_step} prompts a step"
+            )
+            yield Finding("training set", "ok", f"{part.name}: {share}, an epoch of {counted(part.epoch, 'step')}")
     yield Finding("training data", "ok", str(prompts.report))
 
 
@@ -78,13 +90,16 @@ def verifier(subject: Subject) -> Iterator[Finding]:
 
     A reference of a math profile that says nothing is only told of: every response to it is wrong. Others refuse it.
     """
-    profile, references = subject.config.verifier.profile, _references(subject)
+    profile, references = (
+        subject.config.verifier.profile,
+        list({prompt.reference: None for prompt in _prompts(subject)}),
+    )
     try:
-        with configured_verifier(subject.config.verifier) as built:
+        with configured_verifier(_impatient(subject.config.verifier)) as built:
             built.check()
             faults = {reference: fault for reference in references if (fault := built.reference_fault(reference))}
             unpaid = _unpaid(built, [reference for reference in references if reference not in faults])
-            undecided = _undecided(built, references) if is_function(profile) else ""
+            undecided = _undecided(built, _prompts(subject)) if is_function(profile) else ""
     except ConfigError as error:
         raise ConfigError(f"verifier.profile = {profile}: {error}") from None
     if faults and profile not in PROFILES:
@@ -98,6 +113,11 @@ def verifier(subject: Subject) -> Iterator[Finding]:
     else:
         graded = f", which can grade against {counted(len(references), 'reference')}" if references else ""
         yield Finding("verifier", "ok", f"{profile}{graded}")
+
+
+def _impatient(config: VerifierConfig) -> VerifierConfig:
+    """Wait no longer for a server before a run than for one that is away for a moment."""
+    return config.model_copy(update={"deadline_s": min(config.deadline_s, TRY_S)})
 
 
 def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]:
@@ -114,19 +134,30 @@ def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]
 
 def _unpaid_pairs(verifier: BaseVerifier, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Map each reference whose response is not correct to the response's status."""
-    verdicts = verifier.grade_answers(pairs)
+    verdicts = verifier.grade_pairs([(reference, verifier.respond(answer), False) for reference, answer in pairs])
     graded = zip(pairs, verdicts, strict=True)
     return {reference: verdict.status for (reference, _), verdict in graded if verdict.status != "correct"}
 
 
-def _undecided(verifier: BaseVerifier, references: Sequence[str]) -> str:
-    """Say so if the user's function decides on none of the first references, given as responses; else an empty string."""
-    shown = references[:LEAST_QUESTIONS]
-    verdicts = verifier.grade_answers([(reference, reference) for reference in shown])
+def _undecided(verifier: BaseVerifier, prompts: Sequence[Prompt]) -> str:
+    """Say so if the user's function decides on none of the first references, given as responses; else an empty string.
+
+    Raises ``ConfigError`` where it asks for what no question has.
+    """
+    first: dict[str, Prompt] = {}
+    for prompt in prompts:
+        first.setdefault(prompt.reference, prompt)
+    shown = list(first.values())[:LEAST_QUESTIONS]
+    verdicts = verifier.grade_pairs(
+        [(prompt.reference, verifier.respond(prompt.reference), False, prompt.asked) for prompt in shown]
+    )
+    reasons = [verdict.reason.partition("\n")[0] for verdict in verdicts]
+    if unknown := next((reason for reason in reasons if reason.startswith(UnknownName.__name__)), ""):
+        raise ConfigError(unknown.partition(": ")[2])
     counts = Counter[str](verdict.status for verdict in verdicts)
     if not counts or {*counts} - {*UNDECIDED}:
         return ""
-    return undecided_text(verifier.name, counts, verdicts[0].reason.partition("\n")[0])
+    return undecided_text(verifier.name, counts, reasons[0])
 
 
 def _told(profile: str, faults: Mapping[str, str], references: int) -> str:
@@ -154,7 +185,7 @@ def input_notes(subject: Subject) -> list[str]:
 def check_context(config: Config) -> None:
     """Raise ``ModelError`` where the longest prompt and the longest response do not fit the model together."""
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
-    context = context_length(config.model.path)
+    context = context_length(model_directory(config.model))
     if prompt + response > context:
         raise ModelError(
             f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
@@ -164,9 +195,11 @@ def check_context(config: Config) -> None:
 
 def check_divided(config: Config) -> None:
     """Raise ``ConfigError`` where the workers of a generator cannot share the model's heads."""
-    workers, model = config.generator.tensor_parallel, config.model.path
+    workers, model = config.generator.tensor_parallel, model_directory(config.model)
     if workers > 1 and (part := undivided(read_shape(model), workers)):
-        raise ConfigError(f"generator.tensor_parallel = {workers}: {model} has {part}, which it must divide")
+        raise ConfigError(
+            f"generator.tensor_parallel = {workers}: {config.model.path} has {part}, which it must divide"
+        )
 
 
 def check_heads(subject: Subject) -> None:
@@ -183,7 +216,7 @@ def check_heads(subject: Subject) -> None:
 
 def check_output_head(config: Config) -> None:
     """Raise ``ModelError`` if the files hold another output head than config.json and the family say, or none at all."""
-    model = config.model.path
+    model = model_directory(config.model)
     try:
         tied = ties_head(model)
     except ModelError:  # vLLM serves more families than transformers knows
@@ -200,11 +233,24 @@ def check_output_head(config: Config) -> None:
         )
 
 
+def check_stops(subject: Subject) -> None:
+    """Raise ``ConfigError`` where no response could end at a text of ``rollout.stop`` or a token of ``rollout.stop_tokens``."""
+    rollout, path = subject.config.rollout, subject.config.model.path
+    if strange := [text for text in rollout.stop if not subject.tokenizer.writes(text)]:
+        raise ConfigError(
+            f"rollout.stop: no tokens of {path} make the text {strange[0]!r}, so no response would end at it; correct it, or "
+            "leave it out"
+        )
+    rows = vocabulary_size(path)
+    if beyond := [token for token in rollout.stop_tokens if rows is not None and token >= rows]:
+        raise ConfigError(f"rollout.stop_tokens: {path} has no token {beyond[0]}: its vocabulary has {rows:,}")
+
+
 def check_lora_targets(config: Config) -> None:
     """Raise ``ConfigError`` where an adapter is asked for on a layer that the model does not have."""
     if not config.learner.lora_rank:
         return
-    present = linear_layers(config.model.path)
+    present = linear_layers(model_directory(config.model))
     unknown = sorted({*config.learner.lora_targets} - {*present, "all-linear"})
     if present and unknown:
         raise ConfigError(
@@ -225,11 +271,11 @@ def check_watched(config: Config, prompts: PromptSet) -> None:
         )
 
 
-def _references(subject: Subject) -> list[str]:
-    """Return each reference once; none of questions that cannot be read, of which their own check tells."""
-    references: dict[str, None] = {}
+def _prompts(subject: Subject) -> list[Prompt]:
+    """Return the prompts of all questions; none of files that cannot be read, of which their own check tells."""
+    prompts: list[Prompt] = []
     for evaluated in (False, True):
         with suppress(RlepError):
-            prompts = subject.evaluation if evaluated else subject.train
-            references |= dict.fromkeys(prompt.reference for prompt in prompts.prompts) if prompts else {}
-    return list(references)
+            found = subject.evaluation if evaluated else subject.train
+            prompts += found.prompts if found else ()
+    return prompts

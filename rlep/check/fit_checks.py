@@ -19,12 +19,14 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.plural import counted, sized
+from rlep.hub.resolve import model_directory
 from rlep.plan.cpus import cpu_shortage, wanted_cpus
 from rlep.plan.fit import lowering_settings, plan_fit
 from rlep.plan.host import HostPlan, plan_host
 from rlep.plan.learner import plan_learner
 from rlep.plan.model_shape import read_shape
 
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 OBJECT_STORE_BYTES = 2**30
 LEAST_DISK_BYTES = 2 * 2**30
 """For logs, rollout files and the pool."""
@@ -152,13 +154,19 @@ def missing_cpus(config: Config, *, learns: bool = True) -> str:
 
 
 def memory_here(config: Config) -> int | None:
-    """Bytes of this machine's memory; None where a cluster is joined, of which nothing is known here."""
-    return None if joined_address(config.cluster.address) else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of this machine's memory, or of this container's; None where a cluster is joined, of which nothing is known here."""
+    if joined_address(config.cluster.address):
+        return None
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(whole, int(CONTAINER_LIMIT.read_text()))
+    except (OSError, ValueError):  # no control groups of version 2, or "max"
+        return whole
 
 
 def memory_advice(config: Config) -> str:
     """Return the plan of a learner rank's memory, and the settings that lower it."""
-    rank = plan_learner(config, read_shape(config.model.path))
+    rank = plan_learner(config, read_shape(model_directory(config.model)))
     gathered = rank.copy_bytes + rank.reference_bytes
     return (
         f"Planned are {sized(rank.peak_bytes)} for a rank: weights and Adam {sized(rank.state_bytes)}, gradients "

@@ -15,6 +15,7 @@ from rlep.core.errors import ModelError, RlepError
 from rlep.core.types import Prompt
 from rlep.data.prompts import PromptSet
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
+from rlep.hub.resolve import model_directory
 from rlep.plan.model_shape import ModelShape, read_shape
 
 Command = Literal["train", "sft", "collect", "evaluate"]
@@ -58,9 +59,14 @@ class Subject:
         return self.command in ("train", "sft")
 
     @property
+    def model(self) -> Path:
+        """The model's directory on this machine."""
+        return model_directory(self.config.model)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._once("the tokenizer", lambda: load_tokenizer(self.config.model))
+        return self._once("the tokenizer", lambda: load_tokenizer(self.model, self.config.model))
 
     @property
     def shape(self) -> ModelShape | None:
@@ -72,27 +78,27 @@ class Subject:
         """The training questions; None for a command that trains on none."""
         if self.command == "evaluate":
             return None
-        return self._once("data.train", lambda: self._prompts([self.config.data.train]))
+        return self._once("data.train", lambda: self._prompts(self.config.data.train_paths, training=True))
 
     @property
     def evaluation(self) -> PromptSet | None:
         """The held-out questions; None without files."""
         files = self.config.data.evaluation
-        return self._once("data.evaluation", lambda: self._prompts(files)) if files else None
+        return self._once("data.evaluation", lambda: self._prompts(files, training=False)) if files else None
 
     def inputs(self) -> Inputs:
         """Return what a command needs. Raises ``ModelError`` or ``DataError`` saying what to fix."""
-        model = self.config.model.path
-        return Inputs(self.tokenizer, vocabulary_size(model), fingerprint(model), self.train, self.evaluation)
+        rows, digest = vocabulary_size(self.model), fingerprint(self.model)
+        return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation)
 
     def _shape(self) -> ModelShape | None:
         try:
-            return read_shape(self.config.model.path)
+            return read_shape(self.model)
         except ModelError:
             return None
 
-    def _prompts(self, files: Sequence[Path]) -> PromptSet:
-        return read_prompts(self.config, files, self.tokenizer)
+    def _prompts(self, files: Sequence[Path], *, training: bool) -> PromptSet:
+        return read_prompts(self.config, files, self.tokenizer, training=training)
 
     def _once(self, what: str, read: Callable[[], T]) -> T:
         if what not in self._values:

@@ -61,9 +61,13 @@ def packages(subject: Subject) -> Iterator[Finding]:
 def gpus(subject: Subject) -> Iterator[Finding]:
     config = subject.config
     wanted = _wanted_gpus(subject)
-    lines = _nvidia_smi("-L")
+    lines = [line for line in _nvidia_smi("-L") if line.startswith("GPU ")]  # not the parts of one (MIG)
     enough = wanted <= len(lines) or joined_address(config.cluster.address) is not None
-    remedy = "" if enough else "set generator.gpus and learner.gpus to 0 to run on CPU, or join a cluster with GPUs"
+    remedy = (
+        ""
+        if enough
+        else "join a cluster with GPUs, or set generator.gpus and learner.gpus to 0 (`make setup LOCK=cpu`)"
+    )
     yield Finding("GPUs", "ok" if enough else "wrong", f"{len(lines)} here, the actors ask for {wanted:g}", remedy)
 
 
@@ -77,9 +81,11 @@ def slow_type(subject: Subject) -> Iterator[Finding]:
 def gpu_models(subject: Subject) -> Iterator[Finding]:
     """Check that each GPU here computes in bfloat16."""
     for number, line in enumerate(_nvidia_smi("--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader")):
-        driver, capability, name = (part.strip() for part in line.split(",", 2))
+        driver, capability, name = (part.strip(" ,") for part in f"{line},,".split(",", 2))
         what, detail = f"GPU {number}", f"{name}, driver {driver}, compute capability {capability}"
-        if float(capability) < LEAST_CAPABILITY and subject.config.learner.gpus:
+        if not capability.replace(".", "").isdigit():
+            yield Finding(what, "wrong", f"nvidia-smi says {line!r}", "a broken driver or GPU: look at dmesg")
+        elif float(capability) < LEAST_CAPABILITY and subject.config.learner.gpus:
             remedy = f"bfloat16 needs {LEAST_CAPABILITY}: set learner.dtype and generator.dtype, or take another GPU"
             yield Finding(what, "wrong", detail, remedy)
         else:
@@ -119,14 +125,19 @@ def _wanted_gpus(subject: Subject) -> float:
 
 
 def _nvidia_smi(*words: str) -> list[str]:
+    """Lines of its answer, none where it or the driver does not work: it says so on the same stream."""
     program = shutil.which("nvidia-smi")
-    return [] if program is None else _output([program, *words]).splitlines()
+    try:
+        done = subprocess.run([program or "nvidia-smi", *words], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.splitlines()
 
 
 def gpu_memory() -> list[int]:
-    """Return the bytes of each GPU that is here."""
+    """Return the bytes of each GPU that is here and says them."""
     lines = _nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    return [int(line) * 2**20 for line in lines]
+    return [int(line) * 2**20 for line in lines if line.strip().isdigit()]
 
 
 def open_files(_: Subject) -> Iterator[Finding]:
@@ -170,13 +181,6 @@ def secrets(_: Subject) -> Iterator[Finding]:
             yield Finding(name, "ok", f"{file} can be read by others", f"chmod 600 {file}, unless this is a container")
         else:
             yield Finding(name, "ok", str(file))
-
-
-def _output(command: list[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
 
 
 MACHINE: tuple[Look, ...] = (

@@ -14,6 +14,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import DeadlineExceeded, ModelError, PoolError
 from rlep.core.plural import counted
 from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
+from rlep.hub.resolve import model_directory
 from rlep.services.pool.maintenance.check_records import Checked, check_records
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.places import served
@@ -43,10 +44,11 @@ def known_vocabulary(config: Config, pool: PoolStats) -> int | None:
     if pool.vocabulary is not None:
         return pool.vocabulary
     try:
-        same = load_tokenizer(config.model.path).digest == pool.tokenizer_digest
+        model = model_directory(config.model)
+        same = load_tokenizer(model).digest == pool.tokenizer_digest
     except ModelError:
         return None
-    return vocabulary_size(config.model.path) if same else None
+    return vocabulary_size(model) if same else None
 
 
 def _state(config: Config, pool: PoolClient, stats: PoolStats) -> Iterator[Finding]:
@@ -64,7 +66,7 @@ def _state(config: Config, pool: PoolClient, stats: PoolStats) -> Iterator[Findi
         "Provenance.tokenizer_digest = rlep.load_tokenizer(MODEL_DIR).digest"
     )
     try:
-        own = load_tokenizer(path).digest
+        own = load_tokenizer(model_directory(config.model)).digest
     except ModelError:
         yield Finding("pool tokenizer", "skipped", f"{stated}; model.path = {path} has no tokenizer", remedy)
         return

@@ -9,17 +9,25 @@ from pathlib import Path
 
 from rlep.config.schema import Config
 from rlep.core.plural import counted
+from rlep.data.prompt_rows import Wanted
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
+from rlep.driver.crashes import is_function
 from rlep.engines.tokenizer import Tokenizer
 
 
-def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) -> PromptSet:
+def wanted_of(config: Config, *, training: bool = False, candidates: bool = False, columns: bool = False) -> Wanted:
+    """Return what is read of a row, by the names of ``[data]``, which a training set must have."""
+    return Wanted(candidates, columns, question=config.data.question, answer=config.data.answer, strict=training)
+
+
+def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer, *, training: bool) -> PromptSet:
     """The questions of ``paths`` as the model is shown them, and what each opens. Raises ``DataError``."""
     found = load_prompts(
         paths,
         encode=tokenizer.encode_prompt,
         max_tokens=config.data.max_prompt_tokens,
         max_bad_rows=config.data.max_bad_rows,
+        wanted=wanted_of(config, training=training, columns=is_function(config.verifier.profile)),
     )
     opening = [tokenizer.opening(prompt.tokens, prompt.question) for prompt in found.prompts]
     prompts = tuple(replace(one, opening=mark) for one, mark in zip(found.prompts, opening, strict=True))

@@ -7,6 +7,7 @@ what only may be wrong, such as little free memory, is a note.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from rlep.check.data_checks import evaluation_data, input_notes, model, options, training_data, verifier
 from rlep.check.finding import CheckSkipped, Finding
@@ -17,6 +18,7 @@ from rlep.check.pool_checks import pool
 from rlep.check.pool_records import pool_records
 from rlep.config.schema import Config
 from rlep.core.errors import RlepError
+from rlep.hub.resolve import resolve
 
 DATA: tuple[Look, ...] = (options, model, training_data, evaluation_data, verifier)
 BEFORE_ACTORS: tuple[Look, ...] = (pool, *MACHINE, *FIT)
@@ -24,6 +26,8 @@ BEFORE_ACTORS: tuple[Look, ...] = (pool, *MACHINE, *FIT)
 
 def findings(config: Config) -> Iterator[Finding]:
     """Make every check that starts nothing, for a run that trains; an error is a finding like others."""
+    with suppress(RlepError):  # the checks of model and data say why a name stands for nothing
+        config = resolve(config, lambda _: None)
     subject = Subject(config)
     for look in (*DATA, pool, pool_records, *MACHINE, cluster, *FIT):
         what = look.__name__.replace("_", " ")

@@ -17,6 +17,7 @@ from rlep.cli.console import console
 from rlep.cli.grade import grade
 from rlep.cli.live import AsJson, drain, scale, status, timeline
 from rlep.cli.pool import pool_app
+from rlep.cli.push import push
 from rlep.cli.shell import command_errors
 from rlep.cli.study import study_app
 from rlep.cli.task_sets import tasks_app
@@ -104,7 +105,10 @@ def sft(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as_j
 @command_errors
 def evaluate(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL_DIR|RUN_DIR", help="A model, or a run: its best or last checkpoint.")
+        Path,
+        typer.Argument(
+            metavar="MODEL|RUN", help="A model, directory or id of the hub, or a run: its best or last checkpoint."
+        ),
     ],
     data: Annotated[
         list[Path] | None, typer.Argument(metavar="[DATA…]", help="Held-out files; else data.evaluation.")
@@ -133,6 +137,7 @@ def evaluate(
 
 
 app.command()(command_errors(grade))
+app.command()(command_errors(push))
 
 
 @app.command()

@@ -20,7 +20,7 @@ from rlep.core.versions import check_versions
 
 MARKS = {"ok": "[green]ok     [/]", "skipped": "[yellow]skipped[/]", "wrong": "[red]wrong  [/]"}
 
-NEEDED = {"builds", "driver", "compiler"}
+NEEDED = {"builds", "driver", "compiler", "GPUs"}
 """Findings without which no part can work: each would fail with an error that says less."""
 
 

@@ -20,7 +20,7 @@ def grade(
     profile: Annotated[
         str,
         typer.Option(
-            help="math, math-bare, strict-box, dapo, exact, reasoning-gym, code, regex:PATTERN or python:module:function."
+            help="math, math-bare, strict-box, dapo, exact, reasoning-gym, code, regex:PATTERN, python:MODULE:NAME, judge:FILE"
         ),
     ] = "math",
     *,
@@ -30,12 +30,14 @@ def grade(
     answer_after: Annotated[
         str | None, typer.Option(help="Grade only what follows the last of these marks, e.g. </think>.")
     ] = None,
+    network: Annotated[bool, typer.Option("--network", help="Your own function may use the network.")] = False,
 ) -> None:
     """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
     from rlep.cli.progress import TerminalProgress
+    from rlep.config.roles import VerifierConfig
     from rlep.driver.crashes import UNDECIDED, is_function, undecided_text
     from rlep.services.verifier.grade_rows import grade_rows
-    from rlep.services.verifier.grader import build_verifier
+    from rlep.services.verifier.grader import build_verifier, network_limits
 
     file = Path("/dev/stdin") if file == Path("-") else file
     unreadable: list[str] = []
@@ -45,8 +47,9 @@ def grade(
         raise DataError(f"{file} cannot be read: {error.strerror}") from None
     with ExitStack() as stack:
         lines = stack.enter_context(file.open(encoding="utf-8-sig", errors="surrogateescape"))
+        limits = network_limits(VerifierConfig()) if network else None
         verifier = stack.enter_context(
-            build_verifier(profile, workers=workers, correct_at=correct_at, answer_after=answer_after)
+            build_verifier(profile, workers=workers, limits=limits, correct_at=correct_at, answer_after=answer_after)
         )
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())

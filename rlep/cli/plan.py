@@ -12,9 +12,14 @@ from rlep.check.fit_checks import memory_here, missing_cpus
 from rlep.check.inputs import Subject
 from rlep.check.pool_checks import pool_exists
 from rlep.check.pool_place import pool_place
+from rlep.check.prompts_shown import wanted_of
 from rlep.config.schema import Config
+from rlep.core.errors import DataError, ModelError
+from rlep.core.hub_names import hub_data
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
+from rlep.hub.data_files import data_files
+from rlep.hub.resolve import model_directory
 from rlep.plan.model_shape import read_shape
 from rlep.plan.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
 from rlep.services.pool.rpc.places import served
@@ -23,17 +28,16 @@ from rlep.services.pool.rpc.places import served
 def read_known(config: Config) -> Known:
     """Model, data and pool, as far as they are there; a missing one is planned around and named."""
     missing: list[str] = []
-    subject = Subject(config)
-    path, there = config.model.path, config.model.path.is_dir()
-    if not there:
-        missing.append(f"model.path = {path}: no such directory; planned without memory and prompt lengths")
-    train = _prompts(subject, [config.data.train], missing, lambda: subject.train)
+    path = _model(config, missing)
+    there = path is not None
+    subject = Subject(config.with_values(model={"path": path or config.model.path, "revision": None}))
+    train = _prompts(subject, config.data.train_paths, missing, lambda: subject.train)
     evaluation = _prompts(subject, config.data.evaluation, missing, lambda: subject.evaluation)
     return Known(
         data=train.report if train else None,
         prompt_tokens=float(np.mean([len(p.tokens) for p in train.prompts])) if train and there else None,
         evaluation_questions=len(evaluation) if evaluation else (None if config.data.evaluation else 0),
-        model=read_shape(path) if there else None,
+        model=read_shape(path) if path else None,
         pool=_pool(config, train, missing) if config.replay.count and config.replay.source != "live" else None,
         missing=tuple(missing),
         missing_cpus=missing_cpus(config),
@@ -41,16 +45,41 @@ def read_known(config: Config) -> Known:
     )
 
 
+def _model(config: Config, missing: list[str]) -> Path | None:
+    """Return the directory of the model's texts, which suffice for a plan."""
+    try:
+        directory = model_directory(config.model, weights=False)
+        why = "" if directory.is_dir() else "no such directory"
+    except ModelError as error:
+        why = str(error)
+    if not why:
+        return directory
+    missing.append(f"model.path = {config.model.path}: {why}; planned without memory and prompt lengths")
+    return None
+
+
 def _prompts(
     subject: Subject, paths: Sequence[Path], missing: list[str], read: Callable[[], PromptSet | None]
 ) -> PromptSet | None:
-    absent = [str(path) for path in paths if not path.exists()]
+    absent = [str(path) for path in paths if not hub_data(path) and not path.exists()]
+    for path in paths:
+        try:
+            data_files(path)
+        except DataError as error:
+            missing.append(f"{error}; planned without its questions")
+            return None
     if absent:
         missing.append(f"dataset {', '.join(absent)}: no such file; planned without its questions")
         return None
     if paths and not subject.config.model.path.is_dir():  # questions can be counted, their tokens cannot
         most = subject.config.data.max_bad_rows
-        return load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=1, max_bad_rows=most)
+        return load_prompts(
+            paths,
+            encode=lambda _: np.empty(0, np.int32),
+            max_tokens=1,
+            max_bad_rows=most,
+            wanted=wanted_of(subject.config),
+        )
     return read()
 
 

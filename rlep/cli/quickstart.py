@@ -15,6 +15,7 @@ from rlep.cli.tables import show_summary
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.builds import installed, torch_cuda
+from rlep.core.errors import ConfigError
 from rlep.launch.collect import collect, collected_text
 from rlep.launch.train import train
 from rlep.quickstart.task import TaskFiles, build_task
@@ -27,6 +28,7 @@ CONFIGS = resources.files("rlep.quickstart")
 def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: int | None = None) -> None:
     """Build the task, train without replay, collect, train with replay, compare; continues what was interrupted."""
     begun = time.monotonic()
+    devices = ["gpu"] if gpu_here() else []
     task = build_task(directory / "task")
     progress.say(
         f"task: 512 word problems to train on, 200 held out, base model of 109,888 weights, in {directory / 'task'}"
@@ -40,7 +42,7 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
     runs = [directory / name for name in ("baseline", "collect", "rlep")]
 
     def stage(title: str, command: str, name: str, *overrides: str) -> Config:
-        return _stage(progress, title, command, name, (*common, *overrides))
+        return _stage(progress, title, command, ["base", *devices, name], (*common, *overrides))
 
     first = stage("phase 1: train without replay", "train", "phase1", _at(runs[0]))
     policy = f"model.path={_text(train(first, progress).model)}"
@@ -55,8 +57,18 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
 
 
 def gpu_here() -> bool:
-    """Tell whether torch and vLLM are built for GPUs and there is one, which generator and learner then share."""
-    return torch_cuda() is not None and installed("vllm") is not None and bool(gpu_memory())
+    """Tell whether torch and vLLM are built for GPUs; generator and learner then share one.
+
+    Raises ``ConfigError`` where there is none.
+    """
+    if torch_cuda() is None or installed("vllm") is None:
+        return False
+    if not gpu_memory():
+        raise ConfigError(
+            "torch and vLLM here are the builds for GPUs, and nvidia-smi shows none: make it work (in a container: "
+            "docker run --gpus all), or `make setup LOCK=cpu` installs the builds for CPUs"
+        )
+    return True
 
 
 def task_overrides(task: TaskFiles) -> list[str]:
@@ -77,9 +89,10 @@ def _text(path: Path) -> str:
     return json.dumps(str(path), ensure_ascii=False)
 
 
-def _stage(progress: TerminalProgress, title: str, command: str, name: str, overrides: Sequence[str]) -> Config:
+def _stage(
+    progress: TerminalProgress, title: str, command: str, layers: Sequence[str], overrides: Sequence[str]
+) -> Config:
     """Announce a stage as the command that does the same, and read its config."""
-    layers = ["base", *(["gpu"] if gpu_here() else []), name]
     files = [Path(str(CONFIGS / f"{layer}.toml")) for layer in layers]
     words = ["rlep", command, *map(str, files), *(word for text in overrides for word in ("--set", text))]
     progress.say(f"\n{title}", bold=True)

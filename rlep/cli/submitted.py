@@ -13,6 +13,7 @@ import typer
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
+from rlep.core.hub_names import hub_data, is_model_id
 
 CHECKED = ("train", "collect", "sft", "evaluate")
 GIT_S = 60.0
@@ -38,7 +39,10 @@ def check_submitted(app: typer.Typer, arguments: Sequence[str], working_dir: Pat
     words = command.make_context(arguments[0], list(arguments[1:])).params
     files = words.get("files") or words.get("config") or []
     config = load_config([working_dir / file for file in files], words.get("overrides") or ())
-    paths = {"MODEL_DIR": [words["model"]], "DATA": words["data"]} if arguments[0] == "evaluate" else _paths(config)
+    named = {"MODEL": [words["model"]], "DATA": words["data"] or ()} if arguments[0] == "evaluate" else _paths(config)
+    paths = {
+        name: [path for path in found if not _of_hub(name, path, config, working_dir)] for name, found in named.items()
+    }
     if arguments[0] != "evaluate" and not config.run.directory.is_absolute():
         raise ConfigError(
             f"run.directory = {config.run.directory} is relative: a job runs in a copy of {working_dir.absolute()}, which Ray "
@@ -70,6 +74,13 @@ def _check_taken_along(working_dir: Path, paths: Sequence[Path]) -> None:
         )
 
 
+def _of_hub(name: str, path: Path, config: Config, within: Path) -> bool:
+    """Tell whether the job looks a path up on the hub."""
+    if name.startswith("data") or name == "DATA":
+        return hub_data(path) is not None
+    return is_model_id(path, asked=config.model.revision is not None, within=within)
+
+
 def _paths(config: Config) -> dict[str, Sequence[Path]]:
     data = config.data
-    return {"model.path": [config.model.path], "data.train": [data.train], "data.evaluation": data.evaluation}
+    return {"model.path": [config.model.path], "data.train": data.train_paths, "data.evaluation": data.evaluation}

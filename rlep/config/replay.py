@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from rlep.config.sampling import SamplingConfig
 from rlep.config.section import Count, Positive, Rule, Section, clashes, needs, option, rules
 
 _COUNT = needs("replay.count", because="set the replays of a group, or replay.count = 0 itself for none")
@@ -16,12 +17,22 @@ _UNCHANGED = (
     "log-probs of the sampler are those of the unchanged distribution, so importance weights of a changed one are wrong"
 )
 
+_WARM = (
+    'set loss.temperature = "rollout": log-probs are those of temperature 1, so importance weights of another are wrong'
+)
+_AT_ONE = {"loss.temperature": (1,)}
+
 
 def plain_sampling(when: tuple[object, ...] = (), **conditions: tuple[object, ...]) -> Iterable[Rule]:
     """Rules of importance weights, which need rollouts of the policy's own distribution."""
     where = {f"replay.{name}": values for name, values in conditions.items()}
-    plain = {"rollout.temperature": 1.0, "rollout.top_p": 1.0, "rollout.top_k": 0}
-    return [needs(key, value, because=_UNCHANGED, when=when, where=where) for key, value in plain.items()]
+    plain = {name: field.default for name, field in SamplingConfig.model_fields.items()}
+    warm = needs("rollout.temperature", plain.pop("temperature"), because=_WARM, when=when, where=where | _AT_ONE)
+    others = plain.items()
+    return [
+        warm,
+        *(needs(f"rollout.{key}", value, because=_UNCHANGED, when=when, where=where) for key, value in others),
+    ]
 
 
 class ReplayConfig(Section):

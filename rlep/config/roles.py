@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
+from rlep.config.engine_arguments import refusal
 from rlep.config.section import Count, Positive, Seconds, Section, clashes, needs, option
 from rlep.core.errors import ConfigError
 
@@ -18,6 +19,10 @@ SHARED_UTILIZATION = 0.9
 
 VERIFIER_PROFILES = ("math", "math-bare", "strict-box", "dapo", "exact", "reasoning-gym", "code")
 """Beside a pattern and a function of one's own."""
+FUNCTIONS = ("python:", "judge:")
+"""Beginnings of the profiles that give scores, and that a response says nothing about where they fail."""
+_TERM = r"\s*([\d.eE+-]+\*)?[A-Za-z_][\w.]*:[A-Za-z_]\w*\s*"
+"""A function of the user's own, and its weight among several."""
 SLOWEST_TOKENS_S = 20.0
 """Tokens a second of one response that is still called alive: a 7B model on a full GPU gives each of its responses about 30."""
 SHORTEST_LEASE_S = 600.0
@@ -64,6 +69,9 @@ class GeneratorConfig(ActorConfig):
     its learner ranks where they are more."""
     eager: bool = True
     """Run without CUDA graphs and compilation; turn off on GPU for speed."""
+    engine: dict[str, JsonValue] = Field(default_factory=dict)
+    """Other arguments of vLLM's ``AsyncEngineArgs``, e.g. ``attention_backend = "FLASH_ATTN"``; those that rlep sets are
+    refused."""
     restarts: Count = 3
     """Times a dead generator is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
@@ -96,6 +104,14 @@ class GeneratorConfig(ActorConfig):
             return "bfloat16" if self.gpus else "float32"
         return self.dtype
 
+    @field_validator("engine")
+    @classmethod
+    def _free_arguments(cls, engine: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for name in engine:
+            if reason := refusal(name):
+                raise ConfigError(f"generator.engine.{name}: rlep sets this argument of vLLM; {reason}")
+        return engine
+
     @model_validator(mode="after")
     def _one_gpu_a_worker(self) -> Self:
         if self.gpus and self.gpus != self.tensor_parallel:
@@ -120,15 +136,23 @@ class VerifierConfig(ActorConfig):
     workers: Positive = 1
     """math-verify processes in each actor."""
     profile: str = "math"
-    """Text that counts as the answer, and its comparison: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
-    ``exact``, ``reasoning-gym``, ``code``, ``regex:PATTERN``, ``python:module:function``; see ``docs/reference/verifier.md``."""
+    """Text that counts as the answer, and its comparison: ``math``, ``math-bare``, ``strict-box``, ``dapo``, ``exact``,
+    ``reasoning-gym``, ``code``, ``regex:PATTERN``, ``python:module:function``, ``judge:FILE``; see
+    ``docs/reference/verifier.md``."""
     correct_at: float = Field(1.0, gt=0, le=1)
-    """Least score that is ``correct``, where ``python:module:function`` gives scores; the reward stays that of the score."""
+    """Least score that is ``correct``, where a function or judge gives scores; the reward stays that of the score."""
     answer_after: str | None = Field(None, min_length=1)
     """Text after whose last occurrence a response is graded, e.g. ``</think>``; without it the response is ``no_answer``. None:
     no mark is asked for."""
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
+    network: bool = False
+    """A function of one's own may use the network, e.g. a reward server, and threads, and grades several responses at once."""
+    concurrency: Positive = 16
+    """With ``network`` or a judge: responses that each worker process grades at once."""
+    deadline_s: Seconds = 300
+    """With ``network`` or a judge: longest wait for a verdict, attempts after errors included. What has not answered by then is
+    ``timeout``; a server that could not be reached until then ends the run."""
     restarts: Count = 3
     """Times a dead verifier is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
@@ -138,18 +162,27 @@ class VerifierConfig(ActorConfig):
     @classmethod
     def _known_profile(cls, profile: str) -> str:
         if profile not in VERIFIER_PROFILES and not re.fullmatch(
-            r"regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*", profile
+            f"regex:.+|judge:.+|python:{_TERM}(,{_TERM})*", profile
         ):
-            known = f"{', '.join(VERIFIER_PROFILES)}, regex:PATTERN and python:module:function"
+            known = f"{', '.join(VERIFIER_PROFILES)}, regex:PATTERN, python:module:function and judge:FILE"
             raise ConfigError(f"there is no verifier.profile {profile}: there are {known}")
         return profile
 
     @model_validator(mode="after")
+    def _only_functions_use_the_network(self) -> Self:
+        if self.network and not self.profile.startswith(FUNCTIONS):
+            raise ConfigError(
+                f"verifier.network = true with verifier.profile = {self.profile}: only a python:module:function uses the "
+                "network; leave it false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _only_functions_give_scores(self) -> Self:
-        if self.correct_at != 1.0 and not self.profile.startswith("python:"):
+        if self.correct_at != 1.0 and not self.profile.startswith(FUNCTIONS):
             raise ConfigError(
                 f"verifier.correct_at = {self.correct_at:g} with verifier.profile = {self.profile}: only a "
-                "python:module:function gives scores; leave it at 1"
+                "python:module:function or judge:FILE gives scores; leave it at 1"
             )
         return self
 

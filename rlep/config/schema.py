@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, PlainSerializer, field_validator, model_validator
 
 from rlep.config.replay import ReplayConfig
 from rlep.config.roles import (
@@ -23,6 +23,7 @@ from rlep.config.roles import (
     check_colocated,
     check_times,
 )
+from rlep.config.sampling import SamplingConfig
 from rlep.config.section import (
     Count,
     Positive,
@@ -44,6 +45,8 @@ from rlep.config.training import (
     UpdateConfig,
 )
 from rlep.core.errors import ConfigError
+from rlep.core.hub_names import hub_data
+from rlep.core.types import Sampling
 
 LONGEST_LIVE_NAME = 59
 """Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
@@ -81,8 +84,11 @@ class RunConfig(Section):
 class ModelConfig(Section):
     """The base policy."""
 
-    path: Path = Path("models/Qwen2.5-Math-7B")
-    """Hugging Face directory with safetensors weights, config.json and tokenizer."""
+    path: Path = Path("Qwen/Qwen2.5-Math-7B")
+    """Directory with safetensors weights, config.json and tokenizer, or a model's id on the Hugging Face hub, e.g.
+    ``Qwen/Qwen3-4B``. A directory wins over an id."""
+    revision: str | None = Field(None, min_length=1)
+    """Branch, tag or commit of a model of the hub; None is the newest. A run records the commit, and is continued on no other."""
     chat_template: bool = True
     """Wrap each question in the tokenizer's chat template; False uses the question unchanged."""
     system_prompt: str | None = option(
@@ -106,34 +112,84 @@ class ModelConfig(Section):
         return template
 
 
-class DataConfig(Section):
-    """Questions with reference answers (verl Parquet, or problem/answer Parquet and JSONL)."""
+class TrainingSet(Section):
+    """One of several training sets."""
 
-    train: Path = Path("data/dapo-math-17k.parquet")
-    """Training questions; duplicates are merged by content hash."""
+    path: Path
+    """File, or ``hf:ORG/NAME[/CONFIG]:SPLIT``."""
+    weight: float = Field(1.0, gt=0)
+    """Its share of every step's prompts, relative to the other sets' weights."""
+
+    @field_validator("path")
+    @classmethod
+    def _known_form(cls, path: Path) -> Path:
+        hub_data(path)
+        return path
+
+
+def _sets(value: object) -> object:
+    """One path is one set; so is each path of a list."""
+    if isinstance(value, str | Path):
+        hub_data(Path(value))
+        return [{"path": value}]
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("must be a path, as text, or a list of tables with path and weight")
+    return [{"path": one} if isinstance(one, str | Path) else one for one in value]
+
+
+def _as_written(sets: tuple[TrainingSet, ...]) -> str | list[dict[str, Any]]:
+    """A single set is dumped as its path."""
+    single = len(sets) == 1 and sets[0].weight == 1
+    return str(sets[0].path) if single else [one.model_dump(mode="json") for one in sets]
+
+
+class DataConfig(Section):
+    """Questions with reference answers (verl Parquet, or problem/answer Parquet and JSONL), of files or of the hub."""
+
+    train: Annotated[tuple[TrainingSet, ...], BeforeValidator(_sets), PlainSerializer(_as_written)] = (
+        TrainingSet(path=Path("data/dapo-math-17k.parquet")),
+    )
+    """Training questions: a file, or ``hf:ORG/NAME[/CONFIG]:SPLIT``, a data set's Parquet conversion on the Hugging Face hub; or
+    several with weights, ``[{path = "a.parquet", weight = 3}, {path = "b.parquet"}]``. Duplicates are merged by content hash."""
     evaluation: tuple[Path, ...] = ()
-    """Held-out files; each may hold several data sources, reported one by one."""
+    """Held-out sets, named likewise; each may hold several data sources, reported one by one."""
+    question: str | None = Field(None, min_length=1)
+    """Column of the question, which the training set must have; None finds it among the known names, as in a held-out set
+    without this column."""
+    answer: str | None = Field(None, min_length=1)
+    """Column of the reference answer, likewise."""
     max_prompt_tokens: Positive = 1024
     """Longer prompts are filtered and counted."""
     max_bad_rows: Share = 0.05
     """Largest share of a file's rows without a usable question or answer; a file with more is refused, and names ten of them."""
 
+    @field_validator("evaluation")
+    @classmethod
+    def _known_form(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        for path in paths:
+            hub_data(path)
+        return paths
 
-class RolloutConfig(Section):
+    @property
+    def train_paths(self) -> tuple[Path, ...]:
+        """Files and names of the training sets, in their order."""
+        return tuple(one.path for one in self.train)
+
+
+class RolloutConfig(SamplingConfig):
     """Responses that the current policy generates in every step."""
 
     prompts: Positive = 512
     """P: prompts per step."""
     fresh: Positive = 16
     """G: fresh rollouts of the current policy for each prompt."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the loss takes log-probs at temperature 1, whatever this is."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus: smallest set of tokens with this much probability; 1 keeps all."""
-    top_k: Count = 0
-    """Most probable tokens kept; 0 keeps all."""
     max_tokens: Positive = 3072
-    """Longest response in tokens, EOS included."""
+    """Longest response in tokens, EOS included; in evaluation and collection too."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a response, e.g. ``["</answer>"]``, in evaluation and collection too. Its tokens up to the one that
+    completes the text are kept, trained on and graded; special tokens count as their text."""
+    stop_tokens: tuple[Count, ...] = ()
+    """Ids of tokens that end a response beside the EOS, in evaluation and collection too."""
     deadline_s: Seconds = 3600
     """Longest rollout of one step; then the run ends with an error that counts the missing samples."""
     dynamic_sampling: bool = False
@@ -218,6 +274,22 @@ class Config(Section):
         return self.data.max_prompt_tokens + self.rollout.max_tokens
 
     @property
+    def loss_temperature(self) -> float:
+        """Temperature of the learner's log-probs."""
+        return self.rollout.temperature if self.loss.temperature == "rollout" else 1.0
+
+    @property
+    def logprobs_mode(self) -> Literal["raw", "processed"]:
+        """Log-probs that generators return: of the model, or of the distribution that they draw from."""
+        return "processed" if self.loss.temperature == "rollout" else "raw"
+
+    def sampling(self, section: SamplingConfig) -> Sampling:
+        """Sampling of a rollout, an evaluation or a collection: all end a response alike."""
+        drawn = {name: getattr(section, name) for name in SamplingConfig.model_fields}
+        rollout = self.rollout
+        return Sampling(**drawn, max_tokens=rollout.max_tokens, stop=rollout.stop, stop_tokens=rollout.stop_tokens)
+
+    @property
     def schedule_end(self) -> int:
         """Rollouts or updates of the run, whichever ``update.unit`` counts: the end of a decay."""
         return self.run.steps * (self.rollout.prompts // self.update.prompts if self.update.unit == "updates" else 1)
@@ -267,7 +339,21 @@ class Config(Section):
         check_times(self.generator, self.learner, self.rollout.max_tokens)
         if self.cluster.placement == "colocated":
             check_colocated(self.generator, self.learner)
+            self._check_sampling_asleep()
         return self
+
+    def _check_sampling_asleep(self) -> None:
+        """Refuse on GPUs what vLLM's sampler counts in memory that a sleeping generator gives away.
+
+        A collection has no learner to sleep for.
+        """
+        for section in ("rollout", "evaluation") if self.generator.gpus else ():
+            penalty = getattr(self, section).repetition_penalty
+            if penalty != 1:
+                raise ConfigError(
+                    f'{section}.repetition_penalty = {penalty:g} with cluster.placement = "colocated" on GPUs: vLLM counts '
+                    'tokens in memory that it gives away asleep; set it to 1, or cluster.placement = "split"'
+                )
 
     def _check_step(self) -> None:
         rollout, update, reward = self.rollout, self.update, self.reward

@@ -31,6 +31,7 @@ SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "finite_number": lambda ctx: "must be a finite number",
     "literal_error": lambda ctx: f"must be {ctx['expected']}",
     "string_pattern_mismatch": lambda ctx: f"must match the pattern {ctx['pattern']}",
+    "string_too_short": lambda ctx: f"must have at least {counted(ctx['min_length'], 'character')}",
     "string_type": lambda ctx: "must be text",
     "string_unicode": lambda ctx: "must be text in UTF-8",
     "path_type": lambda ctx: "must be a path, as text",
@@ -134,7 +135,16 @@ def differences(left: Config, right: Config) -> dict[str, tuple[Any, Any]]:
 
 def as_override(key: str, value: Any) -> str:
     """A ``--set`` option for a shell that gives ``key`` this JSON value. None, which TOML does not have, is not allowed."""
-    return f"--set {shlex.quote(f'{key}={json.dumps(value, ensure_ascii=False)}')}"
+    return f"--set {shlex.quote(f'{key}={toml_text(value)}')}"
+
+
+def toml_text(value: Any) -> str:
+    """A JSON value as TOML has it on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(name)} = {toml_text(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _read(file: Path) -> Tree:
@@ -216,6 +226,8 @@ def _sentence(issue: Any, sources: Mapping[str, str]) -> str:
     shown = "" if key == "pool.url" else f" = {issue['input']!r}"  # a URL may hold a password
     named = (".".join(parts[:count]) for count in range(len(parts), 0, -1))  # an item of a list: where the list is from
     source = next((sources[name] for name in named if name in sources), "")
+    if issue["type"] == "missing":
+        return f"{source}{key} {text}"
     of_several = isinstance(issue["input"], Mapping)  # a section's own check names its keys
     return f"{source}{key}{shown}: {text}" if key and not of_several else text
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlep.config.replay import plain_sampling
+from rlep.config.sampling import SamplingConfig
 from rlep.config.section import Count, Decay, Positive, Section, Share, Weight, clashes, needs, option
 
 Aggregation = Literal["token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
@@ -47,6 +48,9 @@ class AdvantageConfig(Section):
 class LossConfig(Section):
     """Eq. 4 and its variants."""
 
+    temperature: Literal[1, "rollout"] = 1
+    """Temperature of the log-probs in the loss: 1, or ``"rollout"``: that of ``rollout.temperature``, at which the update is
+    exactly on-policy."""
     clip_low: float = Field(0.2, ge=0, lt=1)
     """Lower clip: ratios below 1 - clip_low are clipped."""
     clip_high: float = Field(0.28, ge=0)
@@ -133,7 +137,7 @@ class UpdateConfig(Section):
         return self.floor + (1.0 - self.floor) * left
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(SamplingConfig):
     """Held-out accuracy during training and in ``rlep evaluate``."""
 
     every: Count = 10
@@ -142,15 +146,20 @@ class EvaluationConfig(Section):
     """n: responses per question."""
     final_samples: Positive | None = None
     """n after the last step; None takes ``samples``."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus."""
+    temperature: float = option(
+        1.0,
+        requires=[
+            needs(key, 1, *none, when=(0.0,), because="greedy responses to a question are all alike")
+            for key, none in (("evaluation.samples", ()), ("evaluation.final_samples", (None,)))
+        ],
+        ge=0,
+    )
+    """Sampling temperature; 0 is greedy: the most probable token each time."""
     seed: int = Field(0, ge=0)
     """Seed of the evaluation's samples; use the same in runs that you compare."""
 
 
-class CollectionConfig(Section):
+class CollectionConfig(SamplingConfig):
     """``rlep collect``: verified responses of the trained policy enter the pool."""
 
     samples: Positive = 64
@@ -158,7 +167,7 @@ class CollectionConfig(Section):
     temperature: float = Field(0.7, gt=0)
     """Sampling temperature."""
     top_p: float = Field(0.95, gt=0, le=1)
-    """Nucleus."""
+    """Nucleus: smallest set of tokens with this much probability; 1 keeps all."""
     cap: Positive = 64
     """Most responses stored for one question."""
     failed: Count = 0

@@ -96,6 +96,12 @@ def check_cxx(*, compiled: bool, gpus: float) -> None:
         )
 
 
+def check_triton(*, used: bool) -> None:
+    """Raise ``ConfigError`` where kernels of Triton are ``used`` here and cannot be compiled; see ``missing_compiler``."""
+    if used and (missing := missing_compiler()):
+        raise ConfigError(missing)
+
+
 def missing_compiler() -> str:
     """Say what Triton lacks to compile the launchers of vLLM's kernels, and what helps; an empty string where it compiles."""
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"

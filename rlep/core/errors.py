@@ -45,6 +45,10 @@ class VerifierError(RlepError, RuntimeError):
     """The verifier itself failed (not the response it was given)."""
 
 
+class JudgeAway(VerifierError):
+    """The server behind a reward function cannot be reached: no response gets a verdict, right or wrong."""
+
+
 class UngradedRows(RlepError, RuntimeError):
     """Rows of a file that could not be read, so that they have no verdict; the others have one."""
 

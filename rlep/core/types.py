@@ -6,7 +6,7 @@ import hashlib
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ Float64Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length"]
-"""``stop``: the response ended with its EOS, which is its last token. ``length``: cut at the token limit."""
+"""``stop``: the response ended by itself, at an EOS, a stop token or a stop text, and its tokens include what ended it.
+``length``: cut at the token limit."""
 
 Status = Literal["correct", "wrong", "no_answer", "unparsable", "timeout", "out_of_memory", "crashed"]
 """Finding of a verifier. Only ``correct`` may enter the pool; ``timeout`` is not ``wrong``."""
@@ -69,6 +70,18 @@ class Message:
     content: str
 
 
+class Asked(NamedTuple):
+    """The question behind a response, for reward functions that ask for more than its reference."""
+
+    prompt: str = ""
+    """The question as text."""
+    columns: str = ""
+    """Its row in the data, a JSON object; empty where no function may ask for it."""
+
+
+NOT_ASKED = Asked()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """A question with its reference answer, ready to be sampled from."""
@@ -85,6 +98,13 @@ class Prompt:
     """The dataset the question comes from, e.g. ``aime2024``; metrics are also kept per data source."""
     opening: str = ""
     """The mark with which the prompt itself opens the response's thinking, e.g. ``<think>``: graded text begins with it."""
+    columns: str = ""
+    """Its row in the data, a JSON object, where the verifier is a function that may ask for it."""
+
+    @property
+    def asked(self) -> Asked:
+        """The question as a reward function may ask for it."""
+        return Asked(self.question, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +117,14 @@ class Sampling:
     """Keep only the k most probable tokens; 0 keeps all."""
     max_tokens: int = 3072
     """Longest response in tokens, EOS included."""
+    min_p: float = 0.0
+    """Keep only tokens of at least this share of the most probable one's probability; 0 keeps all."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens that were there before are less probable."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response."""
+    stop_tokens: tuple[int, ...] = ()
+    """Token ids that end a response, beside the EOS."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,9 +148,10 @@ class Completion:
     prompt_id: str
     sample: int
     tokens: Int32Array
-    """Response token ids, ``[T]``, with the EOS when ``finish_reason`` is ``stop``."""
+    """Response token ids ``[T]``, to the one that ended it when ``finish_reason`` is ``stop``."""
     logprobs: Float32Array
-    """Log-probs of those tokens under the sampling policy at temperature 1 (raw, before temperature and top-p), ``[T]``."""
+    """Log-probs of those tokens under the sampling policy, ``[T]``: raw (at temperature 1, before top-p) or, with
+    ``loss.temperature = "rollout"``, of the distribution that they were drawn from."""
     finish_reason: FinishReason
     policy_version: int
     """The oldest policy version that any of its tokens was sampled under."""
@@ -183,13 +212,14 @@ class Provenance:
     """Origin of a trajectory's tokens: enough to tell if its log-probs may be compared with another policy's."""
 
     policy_digest: str
-    """Names the weights: the run and the checkpoint, or a hash of the model directory."""
+    """Names the weights: the run, and the commit of its model on the hub or a hash of the model's directory."""
     policy_version: int
     tokenizer_digest: str
     """Hash of the tokenizer's files; token ids of another tokenizer are refused."""
     sampling: Sampling
     logprobs_mode: str = "raw"
-    """``raw``: before temperature and top-p. Anything else is not comparable with a learner's log-probs."""
+    """``raw``: before temperature and top-p. ``processed``: after them, of the distribution that was drawn from. Others are not
+    comparable with a learner's log-probs."""
     logprobs_dtype: str = "float32"
     """The dtype the sampler computed in, e.g. ``float32`` or ``bfloat16``."""
     template_digest: str = ""
@@ -206,7 +236,7 @@ class Trajectory:
 
     prompt_id: str
     tokens: Int32Array
-    """Response token ids ``[T]``, with the EOS when ``finish_reason`` is ``stop``."""
+    """Response token ids ``[T]``, to the one that ended it when ``finish_reason`` is ``stop``."""
     logprobs: Float32Array | None
     """Behaviour log-probs ``[T]``, or None when they were never known (e.g. imported text)."""
     finish_reason: FinishReason

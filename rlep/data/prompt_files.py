@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import DataError
 from rlep.core.files import replace_with
+from rlep.core.hub_names import hub_data
 from rlep.core.parquet_pages import check_pages, columns_below
 from rlep.data.prompt_rows import (
+    PLAIN,
     QUESTION_COLUMNS,
     REFERENCE_COLUMNS,
     Adapter,
     PromptRow,
+    Wanted,
     adapt,
     adapter_for,
     row_without_columns,
     unknown_columns,
 )
+from rlep.hub.data_files import data_files
 
 MAX_LINE_BYTES = 16 << 20
 """A longer JSONL line is refused before it is parsed."""
@@ -36,21 +41,24 @@ READ_BUFFER = 1 << 20
 """Bytes of a column that are read at once, rather than the whole column of a row group."""
 
 
-def read_rows(path: Path, *, candidates: bool = False) -> Iterator[PromptRow]:
-    """The rows of one ``.parquet`` or ``.jsonl`` file, in file order, a few thousand in memory at a time.
+def read_rows(path: Path, wanted: Wanted = PLAIN) -> Iterator[PromptRow]:
+    """The rows of one ``.parquet`` or ``.jsonl`` file, or of a data set of the hub, in order, a few thousand in memory at a time.
 
-    With ``candidates`` their responses as well, which may be megabytes a row: a few rows are then in memory at a time.
+    Where ``candidates`` or ``columns`` are wanted, which may be megabytes a row, a few rows are in memory at a time.
 
     Raises:
         DataError: the file is missing, of another kind, damaged, or has columns that no adapter knows; or a row is
             malformed (the message has its row or line number).
     """
+    if (data := hub_data(path)) is not None:
+        named = replace(wanted, source=data.name.rpartition("/")[2])
+        return (row for file in data_files(path) for row in _read_parquet(file, named))
     if not path.is_file():
         raise DataError(f"{path}: no such file" + ("" if path.is_absolute() else f" in {Path.cwd()}"))
     if path.suffix == ".parquet":
-        return _read_parquet(path, candidates=candidates)
+        return _read_parquet(path, wanted)
     if path.suffix in (".jsonl", ".ndjson"):
-        return _read_jsonl(path, candidates=candidates)
+        return _read_jsonl(path, wanted)
     raise DataError(f"{path}: a dataset is a .parquet or .jsonl file, not {path.suffix or 'a file without suffix'}")
 
 
@@ -102,7 +110,7 @@ def _verl_fields(row: PromptRow, index: int, split: str, ability: str, candidate
     }
 
 
-def _read_parquet(path: Path, *, candidates: bool) -> Iterator[PromptRow]:
+def _read_parquet(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -110,18 +118,18 @@ def _read_parquet(path: Path, *, candidates: bool) -> Iterator[PromptRow]:
     try:
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
-        adapter = adapter_for(schema.names)
+        adapter = adapter_for(schema.names, wanted)
         if adapter is None:
-            raise unknown_columns(schema.names, path)
-        columns = _wanted_columns(schema, candidates=candidates)
+            raise unknown_columns(schema.names, path, wanted)
+        columns, few = _wanted_columns(schema, wanted), wanted.candidates or wanted.columns
         stored = columns_below(metadata, columns)
         check_pages(path, metadata, columns=stored)
         # As dictionaries, so that a text that is repeated is not unpacked over and over before its size is known.
-        with pq.ParquetFile(path, read_dictionary=stored, buffer_size=READ_BUFFER if candidates else 0) as file:
-            for batch in file.iter_batches(batch_size=CANDIDATE_ROWS if candidates else BATCH_ROWS, columns=columns):
+        with pq.ParquetFile(path, read_dictionary=stored, buffer_size=READ_BUFFER if few else 0) as file:
+            for batch in file.iter_batches(batch_size=CANDIDATE_ROWS if few else BATCH_ROWS, columns=columns):
                 for part in _parts(batch, path, start):
                     for offset, raw in enumerate(part.to_pylist()):
-                        yield adapt(adapter, raw, path, f"row {start + offset + 1}", candidates=candidates)
+                        yield adapt(adapter, raw, path, f"row {start + offset + 1}", wanted)
                     start += part.num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error
@@ -129,19 +137,33 @@ def _read_parquet(path: Path, *, candidates: bool) -> Iterator[PromptRow]:
         raise DataError(f"{path}, rows {start + 1} to {start + BATCH_ROWS}: text that is not UTF-8: {error}") from error
 
 
-def _wanted_columns(schema: object, *, candidates: bool) -> list[str]:
+def _wanted_columns(schema: Any, wanted: Wanted) -> list[str]:
     """The columns to decode; of a ``reward_model`` struct only what is wanted (candidates may be megabytes)."""
-    names = [field.name for field in schema]  # type: ignore[attr-defined]
     known = {"data_source", "prompt", "reward_model", *QUESTION_COLUMNS, *REFERENCE_COLUMNS}
-    wanted = [name for name in names if name.casefold() in known or (candidates and name == "candidates")]
-    if "reward_model" in wanted:
-        reward = schema.field("reward_model").type  # type: ignore[attr-defined]
+    own = {wanted.question, wanted.answer}
+    names = []
+    for field in schema:
+        if field.name == "candidates":
+            names += [field.name] if wanted.candidates else []
+        elif field.name in own or field.name.casefold() in known or (wanted.columns and not _has_bytes(field.type)):
+            names.append(field.name)
+    if "reward_model" in names:
+        reward = schema.field("reward_model").type
         parts = [reward.field(i).name for i in range(getattr(reward, "num_fields", 0))]
         if "ground_truth" in parts:
-            wanted[wanted.index("reward_model")] = "reward_model.ground_truth"
-            if candidates and "candidates" in parts:
-                wanted.append("reward_model.candidates")
-    return wanted
+            at, kept = names.index("reward_model"), {"ground_truth"} | ({*parts} if wanted.columns else set())
+            kept = kept | {"candidates"} if wanted.candidates else kept - {"candidates"}
+            names[at : at + 1] = [f"reward_model.{part}" for part in parts if part in kept]
+    return names
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Tell whether a column holds bytes, as of images: JSON has none."""
+    import pyarrow as pa
+
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return True
+    return any(_has_bytes(kind.field(part).type) for part in range(kind.num_fields))
 
 
 def _parts(batch: Any, path: Path, start: int) -> Iterator[Any]:
@@ -175,7 +197,7 @@ def _text_bytes(array: Any) -> int:
     return 0
 
 
-def _read_jsonl(path: Path, *, candidates: bool) -> Iterator[PromptRow]:
+def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
     adapter: Adapter | None = None
     columns: list[str] | None = None  # the first row's, while no adapter fits
     with path.open("rb") as file:
@@ -186,14 +208,14 @@ def _read_jsonl(path: Path, *, candidates: bool) -> Iterator[PromptRow]:
             if not line.strip():
                 continue
             raw = _parse_line(line, f"{path}, {place}")
-            adapter = adapter or adapter_for(list(raw))
+            adapter = adapter or adapter_for(list(raw), wanted)
             if adapter is None:
                 columns = columns or list(raw)
-                yield row_without_columns(list(raw), place)
+                yield row_without_columns(list(raw), place, wanted)
             else:
-                yield adapt(adapter, raw, path, place, candidates=candidates)
+                yield adapt(adapter, raw, path, place, wanted)
     if adapter is None and columns is not None:
-        raise unknown_columns(columns, path)
+        raise unknown_columns(columns, path, wanted)
 
 
 def _parse_line(line: bytes, where: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlep.core.errors import DataError
-from rlep.core.types import Message
+from rlep.core.types import Asked, Message
 
 QUESTION_COLUMNS = ("problem", "question", "prompt")
 """Names of a plain question column, tried in this order, in any capitalisation."""
@@ -32,25 +32,55 @@ class PromptRow:
     """Why the row has no usable question or reference; empty where it has both."""
     place: str = field(default="", compare=False)
     """Place in its file: ``line 3``, or ``row 3`` of Parquet."""
+    columns: str = field(default="", compare=False)
+    """The whole row, a JSON object without its ``candidates``, where it was asked for."""
 
     @property
     def question(self) -> str:
         """The contents of all messages, joined by blank lines."""
         return "\n\n".join(message.content for message in self.messages)
 
+    @property
+    def asked(self) -> Asked:
+        """The question as a reward function may ask for it."""
+        return Asked(self.question, self.columns)
+
 
 Adapter = Callable[[Mapping[str, object], str], PromptRow]
 """Turns one raw row into a ``PromptRow``; raises ``ValueError`` saying what is wrong with it."""
 
 
-def adapt(adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, *, candidates: bool) -> PromptRow:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Parts of a row beside question, reference and source that its reader asks for, and names that its file lacks."""
+
+    candidates: bool = False
+    """Its responses, which may be megabytes."""
+    columns: bool = False
+    """All of its columns."""
+    source: str = ""
+    """Data source of a row that states none; empty: the file's name."""
+    question: str | None = None
+    """Column of the question (``data.question``); None: one of the known names."""
+    answer: str | None = None
+    """Column of the reference (``data.answer``); None: one of the known names."""
+    strict: bool = True
+    """A file without a column that is named is refused; otherwise it is read by the known names."""
+
+
+PLAIN = Wanted()
+
+
+def adapt(adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, wanted: Wanted) -> PromptRow:
     """The row at ``place``. Raises ``DataError``, naming file and place, where it is malformed."""
     try:
-        row = replace(adapter(raw, path.stem), place=place)
+        row = replace(adapter(raw, wanted.source or path.stem), place=place)
         row.question.encode()
         row.reference.encode()
-        if candidates:
+        if wanted.candidates:
             row = replace(row, candidates=_candidates(raw))
+        if wanted.columns:
+            row = replace(row, columns=_columns(raw, row.data_source))
     except UnicodeEncodeError as error:
         raise DataError(f"{path}, {place}: text that has no UTF-8 form: {error}") from error
     except ValueError as error:
@@ -58,28 +88,45 @@ def adapt(adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, *
     return row
 
 
-def adapter_for(columns: Sequence[str]) -> Adapter | None:
+def adapter_for(columns: Sequence[str], wanted: Wanted = PLAIN) -> Adapter | None:
     """Return the reader of rows with these columns; None where no question or no reference column is among them."""
-    if "prompt" in columns and "reward_model" in columns:
+    named = [name for name in (wanted.question, wanted.answer) if name is not None]
+    if not {*named} & {*columns} and not (named and wanted.strict) and {"prompt", "reward_model"} <= {*columns}:
         return _verl_row
-    question, reference = _known(columns, QUESTION_COLUMNS), _known(columns, REFERENCE_COLUMNS)
+    question = _named(columns, wanted.question, QUESTION_COLUMNS, strict=wanted.strict)
+    reference = _named(columns, wanted.answer, REFERENCE_COLUMNS, strict=wanted.strict)
     return None if question is None or reference is None else _plain_adapter(question, reference)
 
 
-def row_without_columns(columns: Sequence[str], place: str) -> PromptRow:
+def row_without_columns(columns: Sequence[str], place: str, wanted: Wanted) -> PromptRow:
     """The row of a file whose earlier rows had no known columns either."""
-    names = QUESTION_COLUMNS if _known(columns, QUESTION_COLUMNS) is None else REFERENCE_COLUMNS
+    names: Sequence[str] = [
+        name for name in (wanted.question, wanted.answer) if name is not None and name not in columns
+    ]
+    if not (names and wanted.strict):
+        names = QUESTION_COLUMNS if _known(columns, QUESTION_COLUMNS) is None else REFERENCE_COLUMNS
     faults = [_absent(columns, name) for name in names]
     fault = next((fault for fault in faults if "but" in fault), f"no {'/'.join(names)}")
     return PromptRow((), "", "", fault=fault, place=place)
 
 
-def unknown_columns(columns: Sequence[str], path: Path) -> DataError:
-    """The error for a file in which no row has known columns."""
+def unknown_columns(columns: Sequence[str], path: Path, wanted: Wanted) -> DataError:
+    """The error for a file in which no row has the columns that are named, or known ones."""
+    found = f"Found: {', '.join(columns) or 'none'}"
+    for key, name in (("data.question", wanted.question), ("data.answer", wanted.answer)):
+        if name is not None and name not in columns and wanted.strict:
+            return DataError(f"{path}: no column {name}, which {key} names. {found}")
     return DataError(
-        f"{path}: no known question and reference columns. Found: {', '.join(columns) or 'none'}. Known: prompt with "
-        f"reward_model.ground_truth (verl); or {'/'.join(QUESTION_COLUMNS)} with {'/'.join(REFERENCE_COLUMNS)}"
+        f"{path}: no known question and reference columns. {found}. Known: prompt with reward_model.ground_truth (verl); or "
+        f"{'/'.join(QUESTION_COLUMNS)} with {'/'.join(REFERENCE_COLUMNS)}; name others by data.question and data.answer"
     )
+
+
+def _named(columns: Sequence[str], name: str | None, known: Sequence[str], *, strict: bool) -> str | None:
+    """The column of this name; where it is not there and need not be, or none is named, one of the known."""
+    if name in columns:
+        return name
+    return None if name is not None and strict else _known(columns, known)
 
 
 def _known(columns: Sequence[str], names: Sequence[str]) -> str | None:
@@ -132,6 +179,27 @@ def _candidates(raw: Mapping[str, object]) -> tuple[str, ...]:
     for text in found:
         text.encode()
     return tuple(found)
+
+
+def _columns(raw: Mapping[str, object], source: str) -> str:
+    """The row as JSON, times as text, without bytes and without its own responses; it always has a ``data_source``."""
+    columns = _plain_mapping({name: value for name, value in raw.items() if name != "candidates"})
+    reward = columns.get("reward_model")
+    if isinstance(reward, dict):
+        reward.pop("candidates", None)
+    return json.dumps({"data_source": source} | columns, sort_keys=True)
+
+
+def _plain_mapping(value: Mapping[str, object]) -> dict[str, object]:
+    return {str(name): _plain(part) for name, part in value.items() if not isinstance(part, bytes)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return _plain_mapping(value)
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value if not isinstance(part, bytes)]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _plain_adapter(question: str, reference: str) -> Adapter:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from rlep.config.schema import Config
 from rlep.core.errors import DataError
 from rlep.core.plural import counted
 from rlep.core.seeds import generator_for
 from rlep.core.types import Int32Array, Int64Array, Message, Prompt, prompt_id_of
 from rlep.data.prompt_files import read_rows
-from rlep.data.prompt_rows import PromptRow
+from rlep.data.prompt_rows import PLAIN, PromptRow, Wanted
 
 Encode = Callable[[Sequence[Message]], Int32Array]
 """Chat messages to the token ids the model is shown, ``[prompt_length]``."""
@@ -49,6 +53,8 @@ class PromptReport:
     """Tokens of the longest prompt kept."""
     bad_rows: tuple[str, ...] = ()
     """Rows without a usable question or reference, as lines of text: each file's share, and its first ten rows."""
+    sizes: tuple[int, ...] = field(default=(), compare=False)
+    """Distinct questions kept of each file, in their order: one that several have is the first one's."""
 
     def lines(self) -> list[str]:
         """List the rows a user should look at: bad ones, and questions with more than one reference."""
@@ -81,17 +87,19 @@ class PromptSet:
 
     @cached_property
     def digest(self) -> str:
-        """Hash (32 hex digits) over the prompt ids in order: a resumed run refuses another dataset by it."""
+        """Hash (32 hex digits) over the prompt ids, and columns, in order: a resumed run refuses another dataset by it."""
         digest = hashlib.blake2b(digest_size=16, person=b"rlep.dataset")
         for prompt in self.prompts:
-            digest.update(prompt.id.encode())
+            digest.update(prompt.id.encode() + prompt.columns.encode())
         return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.prompts)
 
 
-def load_prompts(paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_bad_rows: float = 0.05) -> PromptSet:
+def load_prompts(
+    paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_bad_rows: float = 0.05, wanted: Wanted = PLAIN
+) -> PromptSet:
     """The questions of verl-style or plain Parquet and JSONL files, merged by content hash.
 
     Args:
@@ -99,20 +107,22 @@ def load_prompts(paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_
         encode: the chat template and tokenizer; called once per distinct question.
         max_tokens: prompts with more tokens are left out and counted.
         max_bad_rows: share of a file's rows, 0…1, that may be without a usable question or reference.
+        wanted: parts of a question's first row beside question and reference, and the names of their columns.
 
     Raises:
         DataError: a file or row that cannot be read (see ``read_rows``), a file with a larger share of bad rows
             (the message names the first ten), or no question is left.
     """
-    intake = _Intake(encode, max_tokens)
+    intake, ends = _Intake(encode, max_tokens), [0]
     for path in paths:
         bad = _BadRows(path)
-        for row in read_rows(path):
+        for row in read_rows(path, wanted):
             bad.see(row)
             intake.add(row)
         bad.check(max_bad_rows)
         intake.bad_rows += bad.lines()
-    report = intake.report()
+        ends.append(len(intake.prompts))
+    report = replace(intake.report(), sizes=tuple(end - begin for begin, end in pairwise(ends)))
     if not report.questions:
         raise DataError(f"{', '.join(map(str, paths)) or 'no files'}: no usable question: {_why_none(report, intake)}")
     return PromptSet(tuple(intake.prompts), report)
@@ -192,7 +202,7 @@ class _Intake:
             self.too_long += 1
             self.shortest_refused = min(self.shortest_refused or len(tokens), len(tokens))
             return
-        self.prompts.append(Prompt(prompt_id, question, row.reference, tokens, row.data_source))
+        self.prompts.append(Prompt(prompt_id, question, row.reference, tokens, row.data_source, columns=row.columns))
 
     def report(self) -> PromptReport:
         return PromptReport(
@@ -219,11 +229,37 @@ def _why_none(report: PromptReport, intake: _Intake) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class SetShare:
+    """A training set's part of every step: of P prompts, those from ``low`` to ``high``."""
+
+    name: str
+    first: int
+    """Index of its first prompt among all."""
+    count: int
+    """Its prompts."""
+    low: Fraction
+    high: Fraction
+
+    def taken(self, step: int) -> int:
+        """Its prompts in all steps before ``step``: a rounded product, so that no step depends on those before it."""
+        return math.floor(step * self.high) - math.floor(step * self.low)
+
+    @property
+    def epoch(self) -> int:
+        """The largest number of steps in a row, beginning anywhere, that it has distinct prompts for."""
+        both_round = self.low.denominator > 1 and self.high.denominator > 1
+        return math.floor((self.count - both_round) / (self.high - self.low))
+
+
+@dataclass(frozen=True, slots=True)
 class PromptOrder:
     """Order in which steps use the prompts: epochs of fresh permutations, a last incomplete step of an epoch dropped.
 
     Worked example: 10 prompts, 4 per step: steps 0 and 1 take 8 of the first permutation, steps 2 and 3 take 8 of the
     second. Every method is a pure function of (seed, step), so a resumed run needs nothing but its step number.
+
+    Several sets have epochs of their own. Sets of weight 3 and 1 with 6 prompts a step: 4 and 2, 5 and 1, 4 and 2, …, which is
+    exact over any even number of steps.
     """
 
     count: int
@@ -232,6 +268,8 @@ class PromptOrder:
     """P: prompts a step uses."""
     seed: int
     """The run's seed."""
+    sets: tuple[SetShare, ...] = ()
+    """Parts of several training sets; none where there is one."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_step <= self.count:
@@ -239,24 +277,73 @@ class PromptOrder:
                 f"a step uses {self.per_step} prompts, the dataset has {self.count}: each step needs distinct prompts, "
                 "at least one"
             )
+        for part in self.sets:
+            share = part.high - part.low
+            if share < 1:
+                raise DataError(
+                    f"data.train: the weight of {part.name} gives {float(share):g} of {counted(self.per_step, 'prompt')} a step, "
+                    "at least 1 is needed: raise it, or rollout.prompts"
+                )
+            if not part.epoch:
+                raise DataError(
+                    f"data.train: the weight of {part.name} asks for {float(share):g} prompts a step, and it has "
+                    f"{counted(part.count, 'question')} of its own: lower it, or rollout.prompts"
+                )
+
+    @property
+    def parts(self) -> tuple[SetShare, ...]:
+        """Training sets with their parts of a step."""
+        return self.sets or (SetShare("", 0, self.count, Fraction(0), Fraction(self.per_step)),)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps until every prompt was offered once, but for the ``count % per_step`` that are dropped."""
-        return self.count // self.per_step
+        """Steps until every prompt was offered once, but for those that are dropped: ``count % per_step`` of a single set."""
+        return max(part.epoch for part in self.parts)
 
     def step(self, step: int) -> Int64Array:
         """Indices of the prompts of step ``step`` (counted from 0), all distinct, ``[P]``."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        order = generator_for(self.seed, "prompts", epoch).permutation(self.count)
-        return order[position * self.per_step : (position + 1) * self.per_step]
+        chosen = []
+        for number, part in enumerate(self.parts):
+            epoch = step // part.epoch
+            address = ("prompts", epoch, number) if number else ("prompts", epoch)
+            order = generator_for(self.seed, *address).permutation(part.count)
+            before = part.taken(epoch * part.epoch)
+            chosen.append(part.first + order[part.taken(step) - before : part.taken(step + 1) - before])
+        if len(chosen) == 1:
+            return chosen[0]
+        mixed = np.concatenate(chosen)
+        return mixed[generator_for(self.seed, "prompts", "mixed", step).permutation(len(mixed))]
 
     def refill(self, step: int, round_number: int, count: int, exclude: Collection[int]) -> Int64Array:
-        """Up to ``count`` further prompts for a step whose groups were filtered out by dynamic sampling.
+        """Up to ``count`` further prompts for a step whose groups were filtered out by dynamic sampling, shared as a step is.
 
         None of ``exclude`` (the indices the step has already used) is among them. Fewer come back, in the end none,
-        when the dataset is exhausted.
+        when the dataset is exhausted; where one set is, the others fill its part.
         """
         order = generator_for(self.seed, "prompts", "refill", step, round_number).permutation(self.count)
         used = np.fromiter(exclude, dtype=np.int64, count=len(exclude))
-        return order[~np.isin(order, used)][:count]
+        left = order[~np.isin(order, used)]
+        shares = []
+        for part in self.parts:
+            own = left[(left >= part.first) & (left < part.first + part.count)]
+            scale = Fraction(count, self.per_step)
+            shares.append(own[: math.floor(scale * part.high) - math.floor(scale * part.low)])
+        first = np.isin(left, np.concatenate(shares))
+        return np.concatenate([left[first], left[~first]])[:count]
+
+
+def order_of(config: Config, report: PromptReport) -> PromptOrder:
+    """Return the order in which a run's steps use its questions, by the weights of ``data.train``.
+
+    Raises ``DataError`` where there are fewer than a step uses, in all or of one set.
+    """
+    sets, per_step, seed = config.data.train, config.rollout.prompts, config.run.seed
+    if len(sets) == 1:
+        return PromptOrder(report.questions, per_step, seed)
+    weights = [Fraction(str(one.weight)) for one in sets]
+    ends = [per_step * sum(weights[:end], Fraction(0)) / sum(weights) for end in range(len(sets) + 1)]
+    parts = [
+        SetShare(str(one.path), sum(report.sizes[:number]), report.sizes[number], ends[number], ends[number + 1])
+        for number, one in enumerate(sets)
+    ]
+    return PromptOrder(report.questions, per_step, seed, tuple(parts))

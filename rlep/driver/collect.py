@@ -16,7 +16,7 @@ from rlep.algorithms.admission import Admission, Coverage, Refusal, admit
 from rlep.core.errors import PoolError
 from rlep.core.jsonl import JsonLines, read_lines
 from rlep.core.plural import counted
-from rlep.core.types import Prompt, Sampling, Trajectory
+from rlep.core.types import Prompt, Trajectory
 from rlep.driver.checkpoint import write_json
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
@@ -88,7 +88,7 @@ class Collector:
 
     async def _wave(self, prompts: Sequence[Prompt], shown: RolloutBars) -> None:
         rule = self._run.config.collection
-        sampling = Sampling(rule.temperature, rule.top_p, 0, self._run.config.rollout.max_tokens)
+        sampling = self._run.config.sampling(rule)
         requests = requests_for(
             prompts, rule.samples, label="collect", seed=self._run.config.run.seed, address=("collect",)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from rlep.config.roles import FUNCTIONS
 from rlep.core.errors import VerifierError
 from rlep.core.plural import counted
 from rlep.core.types import Completion, Prompt, Verdict
@@ -37,8 +38,8 @@ class ReportedCrashes:
 
 
 def is_function(profile: str) -> bool:
-    """Tell whether a profile is the user's own function."""
-    return profile.startswith("python:")
+    """Tell whether a profile is the user's own function, or a judge."""
+    return profile.startswith(FUNCTIONS)
 
 
 def check_decided(profile: str, questions: int, verdicts: Sequence[Verdict]) -> None:

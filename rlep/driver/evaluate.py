@@ -13,7 +13,7 @@ import numpy as np
 
 from rlep.algorithms.evaluation import EvaluationReport, Question, evaluate
 from rlep.core.files import replace_with
-from rlep.core.types import Int32Array, Prompt, Sampling, Trajectory
+from rlep.core.types import Int32Array, Prompt, Trajectory
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
 from rlep.driver.rollout import bars, requests_for, verify_rollout
@@ -35,7 +35,7 @@ class Evaluated:
 async def evaluate_policy(run: Run, prompts: Sequence[Prompt], samples: int) -> Evaluated:
     """Sample the generators' present policy ``samples`` times on every prompt and grade it."""
     rule = run.config.evaluation
-    sampling = Sampling(rule.temperature, rule.top_p, 0, run.config.rollout.max_tokens)
+    sampling = run.config.sampling(rule)
     # The seeds do not depend on the policy: compared runs are paired.
     requests = requests_for(prompts, samples, label="evaluate", seed=rule.seed, address=("evaluate",))
     graded: dict[str, tuple[Trajectory, ...]] = {}

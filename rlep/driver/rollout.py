@@ -51,6 +51,7 @@ def provenance(run: Run, version: int, sampling: Sampling) -> Provenance:
         policy_version=version,
         tokenizer_digest=run.tokenizer_digest,
         sampling=sampling,
+        logprobs_mode=run.config.logprobs_mode,
         logprobs_dtype=run.generator_dtype,
         template_digest=run.template_digest,
     )
@@ -138,8 +139,7 @@ class OnPolicyRollouts:
         self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request], clock: Clock, shown: RolloutBars
     ) -> Verified:
         """Begin the rollout."""
-        rollout = self._run.config.rollout
-        sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
+        sampling = self._run.config.sampling(self._run.config.rollout)
         return verify_rollout(self._run, prompts, requests, sampling, bars=shown, clock=clock)
 
     async def drop(self) -> None:

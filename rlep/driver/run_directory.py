@@ -171,66 +171,84 @@ class RunDirectory:
             log.close()
 
     def _check_same(self, config: Config, facts: Facts) -> None:
-        before = self._read("manifest.json")
-        if before["phase"] != facts.phase:
-            raise ConfigError(
-                f"{self.path} belongs to `rlep {before['phase']}`, this command is `rlep {facts.phase}`; "
-                f"to give it a directory of its own, add: {self._elsewhere()}"
-            )
-        stored = parse_stored_config(self._read("config.json"), self.path / "config.json")
-        if changed := _fixed_differences(stored, config, config.checkpoint.accept):
-            raise ConfigError(self._another_config(changed, config.checkpoint.accept))
+        before, stored = _same_run(self.path, config, facts.phase)
         for name in ("model", "tokenizer", "data", "template"):
             key = f"{name}_digest"
             known = before.get(key, "")  # a run of before this digest has none
             if known and known != getattr(facts, key) and name not in config.checkpoint.accept:
                 raise CheckpointError(
                     f"{self.path} was made with {key} {known}, now it is {getattr(facts, key)}: "
-                    f"the file behind it has changed{how_to_accept(name)}; to start another run, add: {self._elsewhere()}"
+                    f"the file behind it has changed{how_to_accept(name)}; to start another run, add: {_elsewhere(self.path)}"
                 )
         if accepted := _fixed_differences(stored, config, ()):
             self.events.log("settings_changed", changes=accepted)
 
-    def _another_config(self, changed: Mapping[str, tuple[Any, Any]], accept: Sequence[str]) -> str:
-        """Describe both sides key by key, with the options that start another run or continue this one."""
-        width = max(map(len, changed))
-        rows = [
-            f"{key:<{width}}  in the directory: {json.dumps(held)}  in this command: {json.dumps(asked)}"
-            for key, (held, asked) in changed.items()
-        ]
-        stored = {key: value for key, (value, _) in changed.items()}
-        options = [as_override(key, value) for key, value in stored.items() if value is not None]
-        unset = [f"leave out {key}" for key, value in stored.items() if value is None]
-        names = {_accepting(key) for key in changed}
-        on = as_override("checkpoint.accept", sorted({*accept, *names})) if all(names) else ""
-        back = " and ".join([*([f"add: {' '.join(options)}"] if options else []), *unset])
-        return "\n  ".join(
-            [
-                f"{self.path} belongs to a run of another config, which has completed steps; nothing was changed",
-                *rows,
-                f"to start another run, add: {self._elsewhere()}",
-                f"to continue the run in {self.path}, {back}",
-                *([f"to continue it with what this command has, add: {on}"] if on else []),
-            ]
-        )
-
-    def _elsewhere(self) -> str:
-        """Return the option for a free directory beside this one."""
-        free = next(path for n in count(2) if not (path := self.path.with_name(f"{self.path.name}-{n}")).exists())
-        return as_override("run.directory", str(free))
-
-    def _read(self, name: str) -> Any:
-        try:
-            return json.loads((self.path / name).read_text())
-        except ValueError as error:
-            raise CheckpointError(
-                f"{self.path / name} is damaged: restore it, or choose another run.directory ({error})"
-            ) from None
-
     def _created(self) -> float:
         if not self.resumed:
             return time.time()
-        return float(self._read("manifest.json")["created"])
+        return float(_read(self.path, "manifest.json")["created"])
+
+
+def refuse_other_run(path: Path, phase: str, config: Config) -> None:
+    """Refuse a command that would not continue the run in ``path``, before anything that its config names is fetched or read.
+
+    Raises ``ConfigError`` with both sides, key by key.
+    """
+    if _has_progress(path) and (path / "manifest.json").exists():
+        _same_run(path, config, phase)
+
+
+def _same_run(path: Path, config: Config, phase: str) -> tuple[Mapping[str, Any], Config]:
+    """Return manifest and config recorded in ``path``. Raises ``ConfigError`` where these would not continue its run."""
+    before = _read(path, "manifest.json")
+    if before["phase"] != phase:
+        raise ConfigError(
+            f"{path} belongs to `rlep {before['phase']}`, this command is `rlep {phase}`; "
+            f"to give it a directory of its own, add: {_elsewhere(path)}"
+        )
+    stored = parse_stored_config(_read(path, "config.json"), path / "config.json")
+    if changed := _fixed_differences(stored, config, config.checkpoint.accept):
+        raise ConfigError(_another_config(path, changed, config.checkpoint.accept))
+    return before, stored
+
+
+def _another_config(path: Path, changed: Mapping[str, tuple[Any, Any]], accept: Sequence[str]) -> str:
+    """Describe both sides key by key, with the options that start another run or continue this one."""
+    width = max(map(len, changed))
+    rows = [
+        f"{key:<{width}}  in the directory: {json.dumps(held)}  in this command: {json.dumps(asked)}"
+        for key, (held, asked) in changed.items()
+    ]
+    stored = {key: value for key, (value, _) in changed.items()}
+    options = [as_override(key, value) for key, value in stored.items() if value is not None]
+    unset = [f"leave out {key}" for key, value in stored.items() if value is None]
+    names = {_accepting(key) for key in changed}
+    on = as_override("checkpoint.accept", sorted({*accept, *names})) if all(names) else ""
+    back = " and ".join([*([f"add: {' '.join(options)}"] if options else []), *unset])
+    return "\n  ".join(
+        [
+            f"{path} belongs to a run of another config, which has completed steps; nothing was changed",
+            *rows,
+            f"to start another run, add: {_elsewhere(path)}",
+            f"to continue the run in {path}, {back}",
+            *([f"to continue it with what this command has, add: {on}"] if on else []),
+        ]
+    )
+
+
+def _elsewhere(path: Path) -> str:
+    """Return the option for a free directory beside this one."""
+    free = next(other for n in count(2) if not (other := path.with_name(f"{path.name}-{n}")).exists())
+    return as_override("run.directory", str(free))
+
+
+def _read(path: Path, name: str) -> Any:
+    try:
+        return json.loads((path / name).read_text())
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path / name} is damaged: restore it, or choose another run.directory ({error})"
+        ) from None
 
 
 def _has_progress(path: Path) -> bool:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
-from rlep.core.errors import ActorLost, CheckpointError, ConfigError, LearnerLost, RlepError, WeightsLost
+from rlep.core.errors import ActorLost, CheckpointError, ConfigError, JudgeAway, LearnerLost, RlepError, WeightsLost
 from rlep.core.plural import counted
 from rlep.core.types import Int64Array, Prompt
-from rlep.data.prompts import PromptOrder, PromptSet
+from rlep.data.prompts import PromptSet, order_of
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run, Step, Trainers
@@ -73,7 +73,7 @@ class Training:
         """
         self._run, self._trainers, self._data, self._store = run, trainers, data, store
         self._make, self._live, self._before, self._after = make, live, before, after
-        self._order = PromptOrder(len(data.train), run.config.rollout.prompts, run.config.run.seed)
+        self._order = order_of(run.config, data.train.report)
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
         self._started = store.resumed
         self._state = self._beginning
@@ -93,7 +93,8 @@ class Training:
         """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one.
 
         Where no generator has the weights any more, and the learner still has, the step is begun again.
-        Cancelled, it first writes a checkpoint of the last complete step, unless the next one's updates have begun.
+        Cancelled, or without the server of its reward function, it first writes a checkpoint of the last complete step, unless
+        the next one's updates have begun.
         """
         final: Checkpoint | None = None
         try:
@@ -112,7 +113,7 @@ class Training:
                 except LearnerLost as error:
                     await self._trainers.rollouts.drop()
                     await self._restart_learner(error)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, JudgeAway):
             await self._save_interrupted()
             raise
         finally:

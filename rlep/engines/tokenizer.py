@@ -32,6 +32,11 @@ class Tokenizer:
         self._backend, self._model = backend, model
 
     @property
+    def backend(self) -> Any:
+        """The tokenizer as transformers has it, for vLLM to find stop texts with."""
+        return self._backend
+
+    @property
     def eos_id(self) -> int:
         """The id of the token that ends a response."""
         return int(self._backend.eos_token_id)
@@ -136,6 +141,12 @@ class Tokenizer:
         skips = not self.thinking
         return str(self._backend.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
+    def writes(self, text: str) -> bool:
+        """Tell whether there are tokens that make this text, special tokens and white space around it aside."""
+        ids = self._backend.encode(text, add_special_tokens=False)
+        made = self._backend.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return bool(ids) and text.strip() in made
+
     def opening(self, prompt: Int32Array, question: str) -> str:
         """The mark with which a prompt's tokens open the response's thinking after ``question``; see ``thinking.opened``."""
         return opened(self.decode(prompt), question)
@@ -198,10 +209,10 @@ class Tokenizer:
             raise ModelError(f"{name}: the chat template fails with a prompt: {error!r}") from error
 
 
-def load_tokenizer(model: Path | ModelConfig) -> Tokenizer:
+def load_tokenizer(model_dir: Path, model: ModelConfig | None = None) -> Tokenizer:
     """The tokenizer of a local model directory; nothing is downloaded and no code of the directory is run.
 
-    A ``[model]`` section says how prompts are made too; with the directory alone they are by the chat template as it is.
+    ``model``: the section ``[model]``, which says how prompts are made; without it, by the chat template as it is.
 
     A ``tokenizer.json`` is used as it stands. ``AutoTokenizer`` would replace the file's splitting rules by those of the
     model type: with a ``qwen2`` config it silently turns any other tokenizer's text into wrong ids.
@@ -209,8 +220,6 @@ def load_tokenizer(model: Path | ModelConfig) -> Tokenizer:
     Raises:
         ModelError: no such directory, no tokenizer in it, one that cannot be read, or one without EOS.
     """
-    model = model if isinstance(model, ModelConfig) else ModelConfig(path=model)
-    model_dir = model.path
     _check_directory(model_dir)
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"{model_dir}: no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")
@@ -220,7 +229,7 @@ def load_tokenizer(model: Path | ModelConfig) -> Tokenizer:
         raise ModelError(f"{model_dir}: the tokenizer cannot be read: {error}") from error
     if backend.eos_token_id is None:
         raise ModelError(f"{model_dir}: the tokenizer names no EOS token, so no response could end")
-    return Tokenizer(backend, model)
+    return Tokenizer(backend, model or ModelConfig())
 
 
 def _loader(model_dir: Path) -> Any:
@@ -263,5 +272,5 @@ def vocabulary_size(model_dir: Path) -> int | None:
 def _check_directory(model_dir: Path) -> None:
     if not model_dir.is_dir():
         raise ModelError(
-            f"{model_dir}: no such model directory; rlep downloads none (`hf download ORG/MODEL --local-dir DIR` does)"
+            f"{model_dir}: no such model directory, nor a name of the form ORG/NAME of the Hugging Face hub"
         )

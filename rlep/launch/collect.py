@@ -15,6 +15,7 @@ from rlep.launch.command import (
     actor_report,
     open_run,
     report_crashes,
+    resolve_names,
     run_of,
     starting_text,
     train_set,
@@ -27,6 +28,7 @@ from rlep.launch.watch import Watch
 
 def collect(config: Config, progress: CommandProgress) -> Collected:
     """Sample every question; fill the pool."""
+    config = resolve_names(config, "collect", progress)
     subject = Subject(config, "collect")
     inputs = check_inputs(subject, progress.note)
     with open_run(config, inputs, "collect", progress) as store:

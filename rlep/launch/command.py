@@ -20,7 +20,8 @@ from rlep.data.prompts import PromptSet
 from rlep.driver.context import Roles, Run
 from rlep.driver.crashes import ReportedCrashes, is_function
 from rlep.driver.ports import Generators, Progress, Verifiers
-from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.driver.run_directory import Facts, RunDirectory, refuse_other_run
+from rlep.hub.resolve import resolve
 from rlep.launch.roles import RunActors
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.trackers import open_trackers
@@ -43,6 +44,14 @@ class CommandProgress(Progress, Protocol):
     def stopping(self) -> None:
         """Say that the command was told to stop, and closes what it started."""
         ...
+
+
+def resolve_names(config: Config, phase: str, progress: Progress) -> Config:
+    """Pin and fetch what a run's config names; of a run that would be continued on other commits, nothing is fetched.
+
+    Raises ``ConfigError`` naming both, ``ModelError`` or ``DataError`` saying why a name stands for nothing.
+    """
+    return resolve(config, progress.note, check=partial(refuse_other_run, config.run.directory, phase))
 
 
 def train_set(inputs: Inputs) -> PromptSet:
@@ -102,12 +111,14 @@ async def wait_for_roles(actors: RunActors, progress: CommandProgress) -> None:
 
 def run_of(config: Config, inputs: Inputs, generators: Generators, verifiers: Verifiers, progress: Progress) -> Run:
     """Return the run that the driver is given."""
+    model = config.model
+    weights = f"{model.path}@{model.revision}" if model.revision else inputs.model_digest
     return Run(
         config,
         Roles(generators, verifiers),
         progress,
         tokenizer_digest=inputs.tokenizer.digest,
-        policy_digest=f"{config.run.name}:{inputs.model_digest}",
+        policy_digest=f"{config.run.name}:{weights}",
         generator_dtype=config.generator.compute_dtype,
         vocabulary=inputs.vocabulary,
         template_digest=inputs.tokenizer.template_digest,

@@ -17,6 +17,7 @@ from rlep.driver.checkpoint import choose_checkpoint, write_json
 from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
 from rlep.driver.made_directory import MadeDirectory
 from rlep.driver.run_directory import WRITTEN_LATER
+from rlep.hub.resolve import model_text, resolve
 from rlep.launch.command import (
     REFUSALS,
     CommandProgress,
@@ -54,16 +55,16 @@ def choose_model(
     """
     stored = directory / "config.json"
     is_run = stored.is_file() and (directory / "checkpoints").is_dir()
-    own = _stored(stored, overrides) if is_run else None
+    own = stored_config(stored, overrides) if is_run else None
     config = own if own is not None and not files else load_config(files, overrides)
     held_out = tuple(data) or config.data.evaluation
     if not held_out:
         raise ConfigError("nothing to evaluate on: name held-out files, or set data.evaluation")
-    train = (own or config).data.train
+    train = (own or config).data.train_paths
     notes = [
         f"{file} is the training file: this accuracy says nothing about unseen questions"
         for file in held_out
-        if file.exists() and train.exists() and file.samefile(train)
+        if any(file == other or (file.exists() and other.exists() and file.samefile(other)) for other in train)
     ]
     if own is None:
         return EvaluatedModel(directory, config, held_out, tuple(notes))
@@ -71,7 +72,8 @@ def choose_model(
     return EvaluatedModel(chosen.model, config, held_out, (f"{why} of {directory}: step {chosen.state.step}", *notes))
 
 
-def _stored(file: Path, overrides: Sequence[str]) -> Config:
+def stored_config(file: Path, overrides: Sequence[str] = ()) -> Config:
+    """Return the config that a run left in ``file``. Raises ``CheckpointError`` where it cannot be read."""
     try:
         tree = json.loads(file.read_text())
     except ValueError as error:
@@ -82,13 +84,15 @@ def _stored(file: Path, overrides: Sequence[str]) -> Config:
 def evaluate(
     config: Config, model: Path, data: Sequence[Path], out: Path, progress: CommandProgress
 ) -> EvaluationReport:
-    """Evaluate a model directory; write ``evaluation.json`` and ``samples.parquet``."""
+    """Evaluate a model, a directory or the hub's; write ``evaluation.json`` and ``samples.parquet``."""
     sections = {
-        "model": config.model.model_copy(update={"path": model}),
+        "model": config.model.model_copy(
+            update={"path": model, "revision": None if model.is_dir() else config.model.revision}
+        ),
         "data": config.data.model_copy(update={"evaluation": tuple(data)}),
         "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
     }
-    config = config.model_copy(update=sections)
+    config = resolve(config.model_copy(update=sections), progress.note)
     subject = Subject(config, "evaluate")
     inputs = check_inputs(subject, progress.note)
     check_start(subject, progress.note)
@@ -101,7 +105,9 @@ def evaluate(
         made.remove_directories()
         raise
     rows = evaluated.report.to_json()
-    write_json(out / "evaluation.json", {"model": str(model), "model_digest": inputs.model_digest, "rows": rows})
+    write_json(
+        out / "evaluation.json", {"model": model_text(config.model), "model_digest": inputs.model_digest, "rows": rows}
+    )
     write_samples(out / "samples.parquet", evaluated, inputs.tokenizer.decode)
     return evaluated.report
 

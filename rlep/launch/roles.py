@@ -34,6 +34,7 @@ from rlep.core.waiting import silence
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.sampler.setup import PROBES
+from rlep.hub.resolve import model_directory
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED
 
@@ -93,7 +94,7 @@ class RunActors:
             shared = None
         if shared is not None:
             self._stack.callback(shared.close)  # when all actors in it have ended
-        model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
+        model, lease_s = model_directory(config.model).absolute(), config.generator.lease(config.rollout.max_tokens)
         role = GeneratorPool(self.cluster, config, model, lease_s=lease_s, shared=shared)
         self._sharing.join("generators", sleep=role.sleep, wake=role.wake)
         self._begin(role.close, role.start(base_version=base_version))
@@ -109,7 +110,7 @@ class RunActors:
 
     def learners(self) -> Learners:
         """Start all learner ranks."""
-        role = Learners(self.cluster, self.config, self.config.model.path.absolute(), shared=self._shared)
+        role = Learners(self.cluster, self.config, model_directory(self.config.model).absolute(), shared=self._shared)
         self._sharing.join("learner", sleep=role.sleep, wake=role.wake)
         self._begin(role.close, role.start())
         self._watched.append(role.status)

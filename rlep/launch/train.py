@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlep.check.fit_checks import memory_advice
-from rlep.check.inputs import Inputs, Subject
+from rlep.check.inputs import Command, Inputs, Subject
 from rlep.check.pool_checks import check_minimum, covered_questions
 from rlep.check.suite import check_inputs, check_start
 from rlep.config.schema import Config
@@ -24,6 +24,7 @@ from rlep.launch.command import (
     actor_report,
     open_run,
     report_crashes,
+    resolve_names,
     run_of,
     starting_text,
     train_set,
@@ -40,7 +41,9 @@ def train(config: Config, progress: CommandProgress, *, supervised: bool = False
     """Train, from the start or from where the run stopped; returns the last checkpoint. ``supervised``: on replays alone."""
     if supervised:
         check_supervised(config)
-    subject = Subject(config, "sft" if supervised else "train")
+    command: Command = "sft" if supervised else "train"
+    config = resolve_names(config, command, progress)
+    subject = Subject(config, command)
     inputs = check_inputs(subject, progress.note)
     with open_run(config, inputs, subject.command, progress) as store:
         if done := store.checkpoints.complete(config.run.steps):

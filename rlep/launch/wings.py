@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from rlep.config.schema import Config
-from rlep.data.prompts import PromptOrder, PromptSet
+from rlep.data.prompts import PromptSet, order_of
 from rlep.driver.context import Run
 from rlep.driver.ports import Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
@@ -30,5 +30,5 @@ def rollouts(run: Run, train: PromptSet) -> Rollouts:
     config, plain = run.config, OnPolicyRollouts(run)
     if not config.rollout.max_staleness:
         return plain
-    order = PromptOrder(len(train), config.rollout.prompts, config.run.seed)
+    order = order_of(config, train.report)
     return PrefetchedRollouts(plain, config, lambda step: [train.prompts[index] for index in order.step(step)])

@@ -11,6 +11,8 @@ from rlep.plan.model_shape import ModelShape, width_of
 
 ENGINE_BYTES, RANK_BYTES = 2 * GIB, 3 * GIB // 2
 """Host memory of a process on GPUs beside tensors: the code of vLLM or torch, CUDA's context. Rough."""
+TRAINER_WIDTH = 12
+"""Bytes a trained weight in a checkpoint's trainer state: float32 and two moments."""
 VERSIONS = 2
 """Published versions of the weights that shared memory holds at once."""
 
@@ -52,7 +54,7 @@ def plan_host(config: Config, shape: ModelShape, *, learns: bool = True) -> Host
     rank, ranks = plan_learner(config, shape), learner.ranks
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets)
     weights = shape.parameters * width_of(learner.dtype, learner.gpus)  # in model/, in the compute type
-    trained = 12 * (adapters or shape.parameters)  # in trainer/: float32 weights and two moments
+    trained = TRAINER_WIDTH * (adapters or shape.parameters)  # in trainer/
     shared = generator.transfer == "shared_memory"
     kept = max(rank.host_bytes, rank.asleep_bytes if config.cluster.placement == "colocated" else 0)
     processes += RANK_BYTES * ranks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
-from rlep.data.prompts import PromptOrder, PromptReport
+from rlep.data.prompts import PromptReport, order_of
 from rlep.driver.replays import replays_at
 from rlep.plan.cpus import wanted_cpus
 from rlep.plan.fit import Fit, plan_fit
@@ -200,7 +200,7 @@ def _step(config: Config, known: Known) -> StepPlan:
     replays = replays_at(config, config.replay.start_step)
     epoch = None
     if known.data is not None:
-        epoch = PromptOrder(known.data.questions, rollout.prompts, config.run.seed).steps_per_epoch
+        epoch = order_of(config, known.data).steps_per_epoch
     prompt = config.data.max_prompt_tokens if known.prompt_tokens is None else known.prompt_tokens
     added = replays if config.replay.group == "add" else 0
     sequences = rollout.prompts * (rollout.fresh + added)

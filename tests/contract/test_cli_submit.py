@@ -57,7 +57,7 @@ def test_what_is_right_is_submitted(project: Path, words: list[str]) -> None:
         ),
         (
             ["evaluate", "gone", "train.jsonl", "--config", "own.toml"],
-            "MODEL_DIR = gone: there is no such path in {project}, which is copied to the job",
+            "MODEL = gone: there is no such path in {project}, which is copied to the job",
         ),
     ],
 )

@@ -48,6 +48,8 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/engines/sampler/vllm_private.py": (
         *symbols("vllm.v1.engine.exceptions", "EngineDeadError", "EngineGenerateError"),
         *symbols("vllm.v1.engine.async_llm", "AsyncLLM.engine_core", "AsyncLLM.logger_manager"),
+        *symbols("vllm.v1.engine.async_llm", "AsyncLLM.output_processor"),
+        *symbols("vllm.v1.engine.output_processor", "OutputProcessor.tokenizer"),
         *symbols("vllm.v1.metrics.loggers", "StatLoggerManager.stat_loggers"),
         *symbols("vllm.v1.metrics.loggers", "AggregateStatLoggerBase.record_admission_rejection"),
         Symbol(
@@ -59,7 +61,7 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         *symbols("vllm.v1.engine.core_client", "MPClient.resources", "BackgroundResources.ctx"),
         *symbols("vllm.v1.worker.gpu_worker", "Worker._weight_update_active", "Worker.weight_transfer_engine"),
         Symbol("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
-        *symbols("vllm.engine.arg_utils", "EngineArgs.additional_config"),
+        *symbols("vllm.engine.arg_utils", "EngineArgs.additional_config", "AsyncEngineArgs"),
         *symbols("vllm.model_executor.layers.linear", "QKVParallelLinear.num_kv_head_replicas"),
     ),
     "rlep/actors/ray_private.py": (

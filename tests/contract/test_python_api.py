@@ -30,7 +30,9 @@ SIGNATURES = {
         "template_digest: 'str' = '') -> None"
     ),
     "Sampling": (
-        "(temperature: 'float' = 1.0, top_p: 'float' = 1.0, top_k: 'int' = 0, max_tokens: 'int' = 3072) -> None"
+        "(temperature: 'float' = 1.0, top_p: 'float' = 1.0, top_k: 'int' = 0, max_tokens: 'int' = 3072, "
+        "min_p: 'float' = 0.0, repetition_penalty: 'float' = 1.0, stop: 'tuple[str, ...]' = (), "
+        "stop_tokens: 'tuple[int, ...]' = ()) -> None"
     ),
     "Trajectory": (
         "(prompt_id: 'str', tokens: 'Int32Array', logprobs: 'Float32Array | None', finish_reason: 'FinishReason', "

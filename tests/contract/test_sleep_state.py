@@ -1,4 +1,4 @@
-"""A request asks vLLM for nothing that it keeps in memory which a sleep at level 2 discards, by the installed sources.
+"""A generator that sleeps is asked for nothing that a sleep at level 2 discards, by the installed sources of vLLM.
 
 vLLM makes its sampler's state with the model, in the memory that such a sleep frees. What lies on the host survives.
 """
@@ -10,6 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 REQUESTS = ROOT / "rlep" / "engines" / "sampler" / "requests.py"
@@ -24,8 +27,18 @@ STATES = {
     "TraceReplayState": ("trace_replay", "device"),
 }
 """Class of vLLM -> its module, and where it keeps what requests ask for."""
-OF_NO_STATE = {"max_tokens", "detokenize", "flat_logprobs", "output_kind"}
+OF_NO_STATE = {
+    "max_tokens",
+    "detokenize",
+    "flat_logprobs",
+    "output_kind",
+    "stop",
+    "stop_token_ids",
+    "skip_special_tokens",
+}
 """Parameters that the sampler never sees."""
+REFUSED = {"repetition_penalty"}
+"""Those that a configuration refuses where generators sleep on GPUs."""
 
 
 def tree_of(module: str) -> ast.Module:
@@ -66,16 +79,29 @@ def given() -> set[str]:
     return {str(keyword.arg) for call in calls for keyword in call.keywords}
 
 
-def test_requests_ask_for_nothing_that_a_sleep_discards() -> None:
+def test_requests_ask_for_nothing_that_a_sleep_discards_but_what_is_refused_then() -> None:
     lost = set().union(*(asked_of(module) for module, place in STATES.values() if place == "device"))
     assert lost >= {"repetition_penalty", "bad_words_token_ids", "logit_bias", "allowed_token_ids", "min_tokens"}
-    assert not given() & lost
+    assert given() & lost == REFUSED
+
+
+@pytest.mark.parametrize("section", ["rollout", "evaluation"])
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_a_sleep_discards_is_refused_where_generators_sleep(section: str, name: str) -> None:
+    asked, shared = f"{section}.{name}=1.2", ["cluster.placement=colocated", "learner.gpus=1"]
+    with pytest.raises(
+        ConfigError, match=rf'^{section}\.{name} = 1\.2 with cluster\.placement = "colocated" on GPUs: .*"split"$'
+    ):
+        load_config([], [asked, *shared, "generator.gpus=1"])
+    load_config([], [asked, "learner.gpus=1", "generator.gpus=1"])
+    load_config([], [asked, "cluster.placement=colocated"])  # a CPU frees nothing
+    load_config([], [f"collection.{name}=1.2", *shared, "generator.gpus=1"])  # no learner, no sleep
 
 
 def test_all_that_requests_ask_for_is_kept_on_the_host() -> None:
     kept = set().union(*(asked_of(module) for module, place in STATES.values() if place == "host"))
-    assert given() - OF_NO_STATE <= kept
-    assert {"temperature", "top_p", "top_k", "seed", "logprobs", "prompt_logprobs"} <= given()
+    assert given() - OF_NO_STATE - REFUSED <= kept
+    assert {"temperature", "top_p", "top_k", "min_p", "seed", "logprobs", "prompt_logprobs"} <= given()
 
 
 @pytest.mark.parametrize(("name", "module", "place"), [(name, *where) for name, where in STATES.items()])

@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokenizer_of(model: Path, template: dict[str, JsonValue] | None = None, **more: object) -> Tokenizer:
-    return load_tokenizer(ModelConfig.model_validate({"path": model, "template": template or {}, **more}))
+    return load_tokenizer(model, ModelConfig.model_validate({"template": template or {}, **more}))
 
 
 def prompt(tokenizer: Tokenizer, *messages: Message) -> str:
@@ -68,7 +68,7 @@ def test_each_part_of_a_prompt_is_in_the_digest(model: Path, tmp_path: Path) -> 
         {"template_file": own},
         {"chat_template": False},
     ]
-    digests = [load_tokenizer(ModelConfig.model_validate({"path": model, **some})).template_digest for some in settings]
+    digests = [load_tokenizer(model, ModelConfig.model_validate(some)).template_digest for some in settings]
     assert len({*digests}) == 6
     assert load_tokenizer(model).template_digest == digests[0]
     own.write_text(CHATML + " ")

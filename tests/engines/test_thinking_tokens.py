@@ -55,7 +55,7 @@ def write(
 
 def untemplated(path: Path) -> Tokenizer:
     """The tokenizer of a directory for prompts without template."""
-    return load_tokenizer(ModelConfig(path=path, chat_template=False))
+    return load_tokenizer(path, ModelConfig(chat_template=False))
 
 
 def response(tokenizer: Tokenizer, text: str) -> str:

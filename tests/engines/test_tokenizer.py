@@ -32,7 +32,7 @@ def tokenizer(model_dir: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def plain(model_dir: Path) -> Tokenizer:
-    return load_tokenizer(ModelConfig(path=model_dir, chat_template=False))
+    return load_tokenizer(model_dir, ModelConfig(chat_template=False))
 
 
 def copied(model_dir: Path, target: Path) -> Path:
@@ -62,7 +62,7 @@ def test_the_prompt_ends_where_the_answer_begins(tokenizer: Tokenizer, plain: To
 
 def test_a_system_message_goes_first_unless_there_is_one(model_dir: Path) -> None:
     def text(*messages: Message, system: str | None) -> str:
-        tokenizer = load_tokenizer(ModelConfig(path=model_dir, system_prompt=system))
+        tokenizer = load_tokenizer(model_dir, ModelConfig(system_prompt=system))
         return tokenizer.decode(tokenizer.encode_prompt(messages))
 
     user, own = Message("user", "8"), Message("system", "7")
@@ -76,7 +76,7 @@ def test_an_empty_system_message_takes_the_place_of_the_templates_own(model_dir:
     (own / "chat_template.jinja").write_text(
         "{% if messages[0]['role'] != 'system' %}7{% endif %}{% for message in messages %}{{ message['content'] }}{% endfor %}"
     )
-    systems = [load_tokenizer(ModelConfig(path=own, system_prompt=system)) for system in (None, "", "6")]
+    systems = [load_tokenizer(own, ModelConfig(system_prompt=system)) for system in (None, "", "6")]
     texts = [tokenizer.decode(tokenizer.encode_prompt([Message("user", "8")])) for tokenizer in systems]
     assert texts == ["78", "8", "68"]
     assert len({tokenizer.template_digest for tokenizer in systems}) == 3

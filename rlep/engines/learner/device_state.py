@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlep.config.roles import LearnerConfig
 from rlep.config.schema import Config
-from rlep.core.errors import OutOfMemory
+from rlep.core.errors import ConfigError, OutOfMemory
 from rlep.core.heap import keep_freed_memory
 from rlep.core.plural import sized
 from rlep.core.seeds import seed_for
@@ -29,7 +29,9 @@ def join_ranks(config: Config, rank: int, world_size: int, meeting_point: str, l
     learner = config.learner
     torch.set_num_threads(config.learner_threads)
     if learner.gpus:
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        if not (count := torch.cuda.device_count()):
+            raise ConfigError(f"learner.gpus = {learner.gpus:g}, and torch sees no GPU on {socket.gethostname()}")
+        torch.cuda.set_device(rank % count)
     torch.manual_seed(seed_for(config.run.seed, "learner", rank))
     dist.init_process_group(
         "nccl" if learner.gpus else "gloo",

@@ -28,8 +28,10 @@ _spare: dict[torch.device, Tensor] = {}
 """Memory for what is kept, of the last backward pass: a system takes and clears so large a block slower than it is filled."""
 
 
-def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
-    """Log-softmax in fp32 of ``hidden @ weight.T``, gathered at ``targets``.
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Log-softmax in fp32 of ``hidden @ weight.T / temperature``, gathered at ``targets``.
 
     Args:
         hidden: ``[R, d]``.
@@ -41,7 +43,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: 
         Log-probs fp32 ``[R]`` and entropies fp32 ``[R]`` (``[0]`` unless wanted), both differentiable.
     """
     trained = torch.is_grad_enabled()  # weights want gradients whether there is a backward pass or not
-    logprobs, entropies = _ChunkedLogprobs.apply(hidden, weight, targets, entropy, trained)
+    logprobs, entropies = _ChunkedLogprobs.apply(hidden, weight, targets, entropy, trained, temperature)
     return logprobs, entropies
 
 
@@ -50,11 +52,14 @@ def _chunk_rows(weight: Tensor) -> int:
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """d log p_t / dz = 1[t] - p, and dH / dz = -p (log p + H); with a gradient of H all logits are computed again."""
+    """d log p_t / dz = 1[t] - p, and dH / dz = -p (log p + H); with a gradient of H all logits are computed again.
+
+    z are logits over the temperature, by which gradients of logits are divided therefore.
+    """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
-        hidden, weight, targets, entropy, trained = given
+        hidden, weight, targets, entropy, trained, temperature = given
         ctx.set_materialize_grads(False)  # the gradient of entropies that are only looked at is None, not zeros
         count, chunk = len(targets), _chunk_rows(weight)
         logprobs = hidden.new_empty(count, dtype=torch.float32)
@@ -63,7 +68,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         memory, kept = _memory(weight, count, chunk) if trained else (None, logprobs.new_empty(0))
         for start in range(0, count, chunk):
             rows = slice(start, start + chunk)
-            logits = _logits(hidden[rows], weight)
+            logits = _logits(hidden[rows], weight, temperature)
             probs = torch.softmax(logits, 1, out=kept[rows]) if start < len(kept) else logits.softmax(1)
             chosen, likely = (part.gather(1, targets[rows].unsqueeze(1)).squeeze(1) for part in (logits, probs))
             sure = bool((likely > _SURE).all())
@@ -71,7 +76,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             normalisers[rows] = chosen - logprobs[rows]
             if entropy:
                 entropies[rows] = normalisers[rows] - torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).view(-1)
-        ctx.memory = memory
+        ctx.memory, ctx.temperature = memory, temperature
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, kept)
         return logprobs, entropies
 
@@ -84,7 +89,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunk = _chunk_rows(weight)
 
         def log_probs(rows: slice) -> Tensor:  # fp32 [C, V]
-            return _logits(hidden[rows], weight).sub_(normalisers[rows].unsqueeze(1))
+            return _logits(hidden[rows], weight, ctx.temperature).sub_(normalisers[rows].unsqueeze(1))
 
         for start in range(0, len(targets), chunk):
             rows = slice(start, start + chunk)
@@ -102,6 +107,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     scores.add_(entropies[rows].unsqueeze(1)).mul_(grads[1][rows].unsqueeze(1)).add_(upstream[rows])
                 )
                 grad_logits = probs.mul_(factor).neg_().scatter_add_(1, at, upstream[rows])
+            scale = scale if ctx.temperature == 1.0 else scale / ctx.temperature
             grad_logits = grad_logits.to(hidden.dtype)
             grad_hidden[rows] = linear(grad_logits, weight.t()) * scale
             if grad_weight is not None:
@@ -109,7 +115,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if grads[1] is None and ctx.memory is not None:
             _spare[weight.device] = ctx.memory  # what was kept has been overwritten: nobody can read it as such again
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
@@ -123,15 +129,17 @@ def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
     return memory, memory.detach()[: rows * len(weight)].view(rows, len(weight))
 
 
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Compute the logits in fp32, ``[C, V]``.
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """Compute the logits over the temperature in fp32, ``[C, V]``.
 
     A GPU sums products of half-precision values in fp32, and the sum stays so: rounded to bfloat16, logits of 16 to 32 would be
     multiples of 1/8.
     """
     if hidden.device.type in _WIDE_SUMS and hidden.dtype != torch.float32:
-        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    return linear(hidden, weight).float()
+        logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    else:
+        logits = linear(hidden, weight).float()
+    return logits if temperature == 1.0 else logits.div_(temperature)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

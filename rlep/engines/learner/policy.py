@@ -33,7 +33,7 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, row: PackedRow, entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, row: PackedRow, entropy: bool, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Log-probs fp32 ``[R]`` of the row's response tokens and their distributions' entropies fp32 ``[R]`` (or ``[0]``)."""
         outputs = self.model.base_model(
             input_ids=row.tokens.unsqueeze(0),
@@ -43,7 +43,7 @@ class Policy(nn.Module):
         )
         hidden = outputs.last_hidden_state[0].index_select(0, row.predictors)  # [R, d]
         head = self.model.get_output_embeddings()
-        return token_logprobs(hidden, head.weight, row.targets, entropy=entropy)
+        return token_logprobs(hidden, head.weight, row.targets, entropy=entropy, temperature=temperature)
 
 
 def build_policy(directory: Path, learner: LearnerConfig, mesh: DeviceMesh, *, seed: int = 0) -> Policy:

@@ -100,18 +100,18 @@ class LearnerRank:
         self._weights = FullWeights(served, adapters_of(self._trained, learner.lora_scale) if lora else None)
         self._optimizer = ShardedAdamW(self._trained, config.update, config.schedule_end)
         self._start, self._offloaded, self._change = StartWeights(self._trained), OffloadedState(), ChangeCheck()
-        self._updates = 0
+        self._updates, self._temperature = 0, config.loss_temperature
         self._budget = Budget(learner.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
         self._device = current_device(learner.device)
 
     def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
-        """Log-probs ``[R]`` of all response tokens at temperature 1, on every rank.
+        """Log-probs ``[R]`` of all response tokens at the loss's temperature, on every rank.
 
         Under the present weights; with ``rollout`` under those before its first update, which
         ``Config.keeps_start_weights`` keeps.
         """
         with self._start.at_start_of(rollout):
-            return self._no_grad_pass(batch, entropy=False)
+            return self._no_grad_pass(batch, temperature=self._temperature)
 
     def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
         """One optimizer update on whole groups with their old log-probs.
@@ -127,7 +127,8 @@ class LearnerRank:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
         # Before anything changes the weights: later mini-batches of this rollout are scored under the present ones.
         self._start.updating(rollout, keep=self.config.keeps_start_weights)
-        return self._step(batch, rollout, self._policy_loss(batch), entropy=True)
+        loss = self._policy_loss(batch)
+        return self._step(batch, rollout, loss, entropy=True, temperature=self._temperature)
 
     def rehearse(self) -> None:
         """Compute the gradients of the largest update that the configuration allows, and drop them; all state stays to the bit.
@@ -136,7 +137,7 @@ class LearnerRank:
         """
         batch = largest_update(self._world, self.config.learner.micro_batch_tokens, self.config.context)
         self._start.updating(-1, keep=self.config.keeps_start_weights)
-        self._accumulate(batch, self._policy_loss(batch), entropy=True)
+        self._accumulate(batch, self._policy_loss(batch), entropy=True, temperature=self._temperature)
         self._optimizer.drop_gradients()
         self._start.forget()
         reset_peak_memory(self._device)
@@ -146,19 +147,20 @@ class LearnerRank:
         if fraction < 1:
             # The threshold is one of the whole update, so all entropies are known before the first micro-batch.
             mask = np.repeat(batch.trained, batch.response_lengths)
-            high_entropy = high_entropy_mask(self._no_grad_pass(batch, entropy=True), mask, fraction)
+            entropies = self._no_grad_pass(batch, entropy=True, temperature=self._temperature)
+            high_entropy = high_entropy_mask(entropies, mask, fraction)
         reference = self._reference_logprobs if self.config.loss.kl_coef else None
         return policy_loss(batch, self.config, high_entropy, reference)
 
     def _reference_logprobs(self, row: PackedRow) -> Tensor:
         if self._reference is not None:
-            return self._reference(row, False)[0]
+            return self._reference(row, False, self._temperature)[0]
         with base_model(self._policy):
-            return self._policy(row, False)[0]
+            return self._policy(row, False, self._temperature)[0]
 
     def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
         """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
-        return self._step(batch, rollout, cross_entropy(batch), entropy=False)
+        return self._step(batch, rollout, cross_entropy(batch))
 
     def send(self, sender: WeightSender | None, dtype: WeightDtype | None = None) -> None:
         """Broadcast the weights to the generators, which must take them at the same time; rank 0 has the sender.
@@ -180,7 +182,7 @@ class LearnerRank:
         Args:
             target: on rank 0 the writer to shared memory, which writes now; or, on all ranks, the group that ``send`` serves.
             version: the policy version.
-            probes: (prompt ``[P]``, response ``[T]``) token ids, at least one.
+            probes: (prompt ``[P]``, response ``[T]``) token ids, at least one; compared at temperature 1.
             dtype: of the generators; None takes the learner's compute type.
 
         Returns:
@@ -191,7 +193,7 @@ class LearnerRank:
             WeightSyncError: the weights cannot be written.
         """
         masters = self._change.check(self._weights, version)
-        dtype, checks = dtype or self.config.learner.compute_dtype, scored_probes(probes, self.score)
+        dtype, checks = dtype or self.config.learner.compute_dtype, scored_probes(probes, self._no_grad_pass)
         sums = masters if dtype == "float32" else self._weights.checksums(dtype)
         source = target if isinstance(target, BroadcastGroup) else write_weights(self._weights, target, version, dtype)
         return None if source is None else weight_update(self._weights, source, version, checks, dtype, checksums=sums)
@@ -269,12 +271,12 @@ class LearnerRank:
         self._writer.close()
         dist.destroy_process_group()
 
-    def _no_grad_pass(self, batch: SequenceBatch, *, entropy: bool) -> Float32Array:
+    def _no_grad_pass(self, batch: SequenceBatch, *, entropy: bool = False, temperature: float = 1.0) -> Float32Array:
         result = torch.zeros(int(batch.response_lengths.sum()), dtype=torch.float32)
         with torch.no_grad():
             for sequences in pack(batch, self._world, self._budget)[self._rank]:
                 row = pack_row(batch, sequences, self._device)
-                values = self._policy(row, entropy)[1 if entropy else 0]
+                values = self._policy(row, entropy, temperature)[1 if entropy else 0]
                 result[torch.from_numpy(row.responses)] = values[: len(row.responses)].cpu()
             reshard(self._policy)
             if self._world > 1:
@@ -284,7 +286,15 @@ class LearnerRank:
                 result = shared.cpu()
         return result.numpy()
 
-    def _step(self, batch: SequenceBatch, rollout: int, row_loss: RowLoss, *, entropy: bool) -> UpdateReport:
+    def _step(
+        self,
+        batch: SequenceBatch,
+        rollout: int,
+        row_loss: RowLoss,
+        *,
+        entropy: bool = False,
+        temperature: float = 1.0,
+    ) -> UpdateReport:
         started = time.perf_counter()
         index = rollout if self.config.update.unit == "rollouts" else self._updates
         # Counted even if it is skipped below, so that a continued run is at the same place of its schedule.
@@ -292,7 +302,7 @@ class LearnerRank:
         trained = int(batch.response_lengths[batch.trained].sum())
         if not batch.response_lengths[batch.computed].any():
             return UpdateReport("no tokens", lr=self._optimizer.lr_at(index))
-        loss, sums = self._accumulate(batch, row_loss, entropy)
+        loss, sums = self._accumulate(batch, row_loss, entropy=entropy, temperature=temperature)
         step = self._optimizer.step(index)
         self._change.note(step)
         return UpdateReport(
@@ -319,7 +329,9 @@ class LearnerRank:
             peak_memory_bytes=peak_memory(self._device),
         )
 
-    def _accumulate(self, batch: SequenceBatch, row_loss: RowLoss, entropy: bool) -> tuple[float, LossSums]:
+    def _accumulate(
+        self, batch: SequenceBatch, row_loss: RowLoss, *, entropy: bool, temperature: float
+    ) -> tuple[float, LossSums]:
         """Gradients of the whole update into the shards; its loss and sums over all ranks.
 
         Each micro-batch's are reduce-scattered and added up in the shards, unless ``learner.unsharded_gradients``; replicas
@@ -335,7 +347,7 @@ class LearnerRank:
             self._policy.set_requires_all_reduce(last)
             self._policy.set_reshard_after_backward(last or self.config.learner.reshard_after_forward)
             row = pack_row(batch, sequences, self._device)
-            part, part_sums = row_loss(row, *self._policy(row, entropy))
+            part, part_sums = row_loss(row, *self._policy(row, entropy, temperature))
             part.backward()
             loss, sums = loss + part.detach(), sums + part_sums
         # It is used outside of a backward pass, after which FSDP would free its gathered weights.

@@ -25,7 +25,7 @@ from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of
 from rlep.engines.sampler.runtime import remove_runtime
 from rlep.engines.sampler.setup import NO_CHANGES, prepare_environment, start_engine
 from rlep.engines.sampler.sleep import SleepState
-from rlep.engines.sampler.vllm_private import destroy_socket_context
+from rlep.engines.sampler.vllm_private import destroy_socket_context, detokenize_with
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
 from rlep.engines.sampler.weight_loading import WeightLoading, held_by
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
@@ -108,6 +108,7 @@ class Sampler:
             raise ModelError(f"vLLM cannot serve {self._model}: {error}") from error
         except RuntimeError as error:
             raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
+        detokenize_with(self._engine, self._tokenizer.backend)
         with engine_errors():
             held, *_ = await or_death(self._engine, held_by(self._engine))
         self._weights = WeightLoading(held, files, self._config.generator)

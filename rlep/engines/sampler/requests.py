@@ -24,18 +24,26 @@ _HEALTH_S = 1.0
 
 
 async def sample(engine: AsyncLLMEngine, request: Request, sampling: Sampling) -> tuple[Request, CompletionOutput]:
-    """One response with its own seed; its last token is the EOS unless it reached ``max_tokens``."""
+    """One response with its own seed, to the token that ends it: an EOS, a stop token, the last of a stop text or the limit's.
+
+    vLLM makes text only where it must look for a stop text, in which special tokens count. The text is not used.
+    """
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     parameters = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_tokens),
+        skip_special_tokens=False,
         max_tokens=sampling.max_tokens,
         seed=request.seed,
         logprobs=0,
         flat_logprobs=True,
-        detokenize=False,
+        detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
     output = await _final(engine, request.tokens, parameters, request.id)
@@ -74,7 +82,7 @@ def finish_reason(request: Request, output: CompletionOutput) -> FinishReason:
     """Why a response ended.
 
     Raises:
-        ActorLost: neither at its EOS nor at its limit, but because the engine is shutting down.
+        ActorLost: neither by itself nor at its limit, but because the engine is shutting down.
     """
     if output.finish_reason in {"stop", "length"}:
         return cast("FinishReason", output.finish_reason)

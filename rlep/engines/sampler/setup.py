@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,12 @@ from rlep.core.errors import ConfigError
 from rlep.core.paths import SOCKET_PATH_BYTES
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
-from rlep.engines.sampler.vllm_private import SOCKET_NAME_BYTES, in_every_process, log_cache
+from rlep.engines.sampler.vllm_private import (
+    SOCKET_NAME_BYTES,
+    engine_argument_names,
+    in_every_process,
+    log_cache,
+)
 from rlep.engines.weights.weight_update import Transfer
 
 if TYPE_CHECKING:
@@ -97,15 +103,41 @@ def prepare_environment(config: Config, runtime_parent: Path | None = None) -> P
 
 
 def engine_arguments(model: Path, config: Config, changes: Mapping[str, Any] = NO_CHANGES) -> AsyncEngineArgs:
-    """vLLM's arguments, with ``changes``; imports vLLM."""
+    """vLLM's arguments, with ``changes`` over those of ``generator.engine``; imports vLLM.
+
+    Raises ``ConfigError`` where this vLLM does not have one of the latter.
+    """
     from vllm import AsyncEngineArgs
+
+    check_engine(config)
+    role, context = config.generator, config.context
+    cpu = not role.gpus
+    defaults: dict[str, Any] = {
+        "block_size": BLOCK_SIZE if cpu else None,
+        # Without a full block to share, the prefix cache only costs.
+        "enable_prefix_caching": context > BLOCK_SIZE if cpu else True,
+    }
+    return AsyncEngineArgs(**(defaults | role.engine | owned_arguments(model, config) | dict(changes)))
+
+
+def check_engine(config: Config) -> None:
+    """Raise ``ConfigError`` where ``generator.engine`` has an argument that the vLLM installed here does not have."""
+    names = engine_argument_names() if config.generator.engine else frozenset()
+    for name in sorted(config.generator.engine.keys() - names):
+        near = get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"generator.engine.{name}: vLLM's AsyncEngineArgs has no such argument{hint}")
+
+
+def owned_arguments(model: Path, config: Config) -> dict[str, Any]:
+    """vLLM's arguments that follow from the configuration; ``generator.engine`` may have none of them. Imports vLLM."""
     from vllm.config import WeightTransferConfig
 
     role, context = config.generator, config.context
     cpu = not role.gpus
     # The log-prob check must not wait for responses that are being generated.
     sequences = role.max_sequences + (0 if config.on_update == "wait" else PROBES)
-    arguments: dict[str, Any] = dict(
+    return dict(
         model=str(model),
         dtype=role.compute_dtype,
         load_format="safetensors",
@@ -114,9 +146,6 @@ def engine_arguments(model: Path, config: Config, changes: Mapping[str, Any] = N
         max_num_batched_tokens=max(role.max_batched_tokens, context, sequences),
         enforce_eager=cpu or role.eager,
         kv_cache_memory_bytes=int(role.kv_cache_gib * 2**30) // role.tensor_parallel if cpu else None,
-        block_size=BLOCK_SIZE if cpu else None,
-        # Without a full block to share, the prefix cache only costs.
-        enable_prefix_caching=context > BLOCK_SIZE if cpu else True,
         # vLLM 0.32 dies when it cuts the prompt of a request with a seed: CPU generators cannot be set back.
         enable_chunked_prefill=not cpu,
         gpu_memory_utilization=role.memory_utilization,
@@ -126,12 +155,11 @@ def engine_arguments(model: Path, config: Config, changes: Mapping[str, Any] = N
         enable_sleep_mode=config.cluster.placement == "colocated" and not cpu,
         seed=config.run.seed,
         disable_log_stats=False,  # ``log_cache`` reads them
-        logprobs_mode="raw_logprobs",
+        logprobs_mode=f"{config.logprobs_mode}_logprobs",
         worker_extension_cls=WORKER_EXTENSION,
         weight_transfer_config=WeightTransferConfig(backend=_BACKENDS[role.transfer]),
         **in_every_process(Lifeline()),
     )
-    return AsyncEngineArgs(**(arguments | dict(changes)))
 
 
 def start_engine(

@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rlep.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +31,29 @@ def engine_death() -> tuple[type[Exception], ...]:
     return EngineDeadError, EngineGenerateError
 
 
+def engine_argument_names() -> frozenset[str]:
+    """Names of the fields of ``AsyncEngineArgs``, by its source: to import it takes seconds.
+
+    Raises ``ConfigError`` without vLLM.
+    """
+    found = find_spec("vllm")
+    if found is None or found.origin is None:
+        raise ConfigError("vLLM is not installed")
+    tree = ast.parse(Path(found.origin).with_name("engine").joinpath("arg_utils.py").read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    fields = [field for node in classes if node.name in ("EngineArgs", "AsyncEngineArgs") for field in node.body]
+    targets = [field.target for field in fields if isinstance(field, ast.AnnAssign)]
+    return frozenset(target.id for target in targets if isinstance(target, ast.Name))
+
+
 def destroy_socket_context(engine: AsyncLLMEngine) -> None:
     """After ``shutdown``, which closes the sockets: end their context and its threads. Blocks."""
     engine.engine_core.resources.ctx.destroy(0)
+
+
+def detokenize_with(engine: AsyncLLMEngine, tokenizer: object) -> None:
+    """Have stop texts looked for in what this tokenizer of transformers decodes; vLLM's own may decode otherwise."""
+    engine.output_processor.tokenizer = tokenizer
 
 
 class CacheLogger:

@@ -29,11 +29,11 @@ WeightDtype = Literal["float32", "bfloat16", "float16"]
 NCCL_BUFFER_BYTES = 256 * 2**20
 """Size of vLLM's buffers for packed weights; learner rank 0 and each worker hold two beside all else. Its default is 1 GiB."""
 
-LOGPROB_TOLERANCE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.05}
+LOGPROB_TOLERANCE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.1}
 """Mean log-prob difference (nats) between learner and generator that rounding explains, by the generator's dtype.
 
-Healthy pairs of 4B and 7B in bfloat16 show 0.01 to 0.03. Stale weights are seen by their checksums; this sees what is computed
-otherwise from the right ones: positions, masks, dtypes, settings of the model.
+Healthy pairs in bfloat16 show 0.01 to 0.03, a random model's probes on an H200 0.022 to 0.032. Stale weights are seen by
+their checksums; this sees what is computed otherwise from the right ones: positions, masks, dtypes, settings of the model.
 """
 
 MODULUS = 2**40

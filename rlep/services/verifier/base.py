@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 from rlep.core.errors import ConfigError, VerifierError
-from rlep.core.types import Status, Verdict
+from rlep.core.types import NOT_ASKED, Asked, Status, Verdict
 from rlep.services.verifier.stats import GradingStats, StatsRecorder
 from rlep.services.verifier.worker_pool import WorkerPool
 
 VERSION = "4"
 """Raised whenever a verdict of rlep's own verifiers may change."""
 
-Pair = tuple[str, str, bool]
-"""``(reference, text, truncated)``."""
+
+class Pair(NamedTuple):
+    """One response and its reference."""
+
+    reference: str
+    text: str
+    truncated: bool
+    asked: Asked = NOT_ASKED
 
 
 class BaseVerifier(ABC):
@@ -23,6 +29,9 @@ class BaseVerifier(ABC):
 
     self_test: tuple[tuple[str, str, Status], ...] = ()
     """Reference, response, and the status that ``check`` expects."""
+
+    asks = False
+    """It may ask for the question, and for the columns of its row."""
 
     def __init__(self, name: str, version: str = VERSION, pool: WorkerPool | None = None) -> None:
         self.name = name
@@ -32,25 +41,28 @@ class BaseVerifier(ABC):
         self._mark, self._pool = "", pool
         self._recorder = StatsRecorder()
 
-    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
+    def grade(
+        self, reference: str, texts: Sequence[str], truncated: Sequence[bool], asked: Asked = NOT_ASKED
+    ) -> list[Verdict]:
         """One verdict per text, ``[len(texts)]``. Raises VerifierError when processes cannot be started."""
-        return self.grade_pairs([(reference, text, cut) for text, cut in zip(texts, truncated, strict=True)])
+        return self.grade_pairs([(reference, text, cut, asked) for text, cut in zip(texts, truncated, strict=True)])
 
-    def grade_pairs(self, pairs: Sequence[Pair]) -> list[Verdict]:
+    def grade_pairs(self, pairs: Sequence[tuple[str, str, bool] | tuple[str, str, bool, Asked]]) -> list[Verdict]:
         """One verdict per pair, ``[len(pairs)]``, in order."""
-        if mark := self._mark:
-            after = [(reference, text.rpartition(mark)[2], cut) for reference, text, cut in pairs if mark in text]
-            found = iter(self._verdicts(after))
-            without = Verdict("no_answer", None, self.name, self.version, "fast")
-            verdicts = [next(found) if mark in text else without for _, text, _ in pairs]
-        else:
-            verdicts = self._verdicts(pairs)
+        read = [Pair(*pair) for pair in pairs]
+        verdicts = self._verdicts_after(self._mark, read) if self._mark else self._verdicts(read)
         self._recorder.add(verdicts)
         return verdicts
 
-    def grade_answers(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """One verdict per (reference, answer): responses that give the answer at once, where it counts."""
-        return self.grade_pairs([(reference, self._mark + answer, False) for reference, answer in pairs])
+    def _verdicts_after(self, mark: str, pairs: Sequence[Pair]) -> list[Verdict]:
+        after = [pair._replace(text=pair.text.rpartition(mark)[2]) for pair in pairs if mark in pair.text]
+        verdicts = iter(self._verdicts(after))
+        without = Verdict("no_answer", None, self.name, self.version, "fast")
+        return [next(verdicts) if mark in pair.text else without for pair in pairs]
+
+    def respond(self, answer: str) -> str:
+        """Return the response that gives ``answer`` at once, where it is graded."""
+        return self._mark + answer
 
     def read_after(self, mark: str) -> None:
         """Grade only the text after the last ``mark`` from now on; a response without it is ``no_answer``."""
@@ -72,7 +84,9 @@ class BaseVerifier(ABC):
         try:
             if self._pool is not None:
                 self._pool.grade(())
-            verdicts = self.grade_answers([(reference, response) for reference, response, _ in self.self_test])
+            verdicts = self.grade_pairs(
+                [(reference, self.respond(text), False) for reference, text, _ in self.self_test]
+            )
         except VerifierError as error:
             raise ConfigError(str(error)) from None
         for (reference, response, status), verdict in zip(self.self_test, verdicts, strict=True):

@@ -58,7 +58,7 @@ class CodeVerifier(BaseVerifier):
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
         jobs: dict[tuple[str, str], list[int]] = {}
-        for index, (reference, text, _) in enumerate(pairs):
+        for index, (reference, text, *_) in enumerate(pairs):
             read_tests(reference)
             program = program_of(text)
             if program is None:

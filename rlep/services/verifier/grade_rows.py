@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlep.core.thinking import opened
-from rlep.services.verifier.base import BaseVerifier
+from rlep.core.types import NOT_ASKED, Asked
+from rlep.services.verifier.base import BaseVerifier, Pair
 
 _BATCH = 256
 
@@ -33,7 +34,8 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
 
     A verdict with a score also adds ``score`` and ``parts``, one that has a reason ``reason``.
 
-    Where ``prompt`` is the text that the model was shown, and ends by opening the thinking (``<think>``), so does what is graded.
+    A reward function may ask for the row's columns. Where ``prompt`` is the text that the model was shown, and ends by opening
+    the thinking (``<think>``), so does what is graded.
     A row is truncated where ``truncated`` is true or ``finish_reason`` is ``length``. A malformed row comes back with
     ``error`` (and as ``line``, if it is no object) and does not stop the others. ``batch`` rows are in work at once.
     """
@@ -60,9 +62,9 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
             yield GradedRow(json.dumps(row), number, str(row.get("error", "")), failure)
 
 
-def _read(line: str, verifier: BaseVerifier) -> tuple[tuple[str, str, bool], dict[str, Any]]:
+def _read(line: str, verifier: BaseVerifier) -> tuple[Pair, dict[str, Any]]:
     """``((gold, response, truncated), row)``; a malformed row, or one that the verifier cannot grade, says so under ``error``."""
-    nothing = ("", "", False)
+    nothing = Pair("", "", False)
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -85,4 +87,6 @@ def _read(line: str, verifier: BaseVerifier) -> tuple[tuple[str, str, bool], dic
         return nothing, {**row, "error": fault}
     cut = row.get("truncated") is True or row.get("finish_reason") == "length"
     prompt = row.get("prompt")
-    return (gold, (opened(prompt) if isinstance(prompt, str) else "") + response, cut), row
+    prompt = prompt if isinstance(prompt, str) else ""
+    asked = Asked(prompt, json.dumps(row)) if verifier.asks else NOT_ASKED
+    return Pair(gold, opened(prompt) + response, cut, asked), row

@@ -11,9 +11,10 @@ from rlep.core.errors import ConfigError, DataError
 from rlep.core.types import Verdict
 from rlep.services.verifier.answers import after_thinking
 from rlep.services.verifier.base import VERSION, BaseVerifier, Pair
+from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.worker_pool import WorkerPool
-from rlep.services.verifier.worker_process import GradingJob, Reply
+from rlep.services.verifier.worker_process import Reply
 
 NAME = "reasoning-gym"
 _SCORER = "rlep.services.verifier.gym_worker:score"
@@ -72,7 +73,7 @@ class GymVerifier(BaseVerifier):
         verdicts: list[Verdict | None] = []
         jobs: list[GradingJob] = []
         tasks: dict[str, str] = {}
-        for reference, text, _ in pairs:
+        for reference, text, *_ in pairs:
             if reference not in tasks:
                 tasks[reference], fault = _task_of(reference)
                 if fault:

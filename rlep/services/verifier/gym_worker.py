@@ -16,7 +16,7 @@ _LISTS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insert
 _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
-def make(request: str, index: str) -> tuple[bool, str]:
+def make(request: str, index: str, /) -> tuple[bool, str]:
     """``(True, entry)``: one entry as JSON. ``request``: JSON of ``task``, ``seed`` and ``config``; ``index`` from 0.
 
     A configuration that the task refuses is ``(False, the refusal)``. Raises what the task itself raises.
@@ -32,7 +32,7 @@ def make(request: str, index: str) -> tuple[bool, str]:
     return True, json.dumps({**entry, "config": asked["config"]} if asked["config"] else entry)
 
 
-def score(gold: str, answer: str) -> float:
+def score(gold: str, answer: str, /) -> float:
     """The scorer's value in [0, 1]. ``gold``: an entry as JSON; its ``config`` is what was set besides seed and size."""
     entry: dict[str, Any] = json.loads(gold)
     task = entry["metadata"]["source_dataset"]

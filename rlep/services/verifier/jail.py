@@ -1,4 +1,4 @@
-"""Limits of a worker process: CPU time, memory, files, and nothing of the network. Linux; each limit is inherited.
+"""Limits of a worker process: CPU time, memory, files, and unless asked for no network. Linux; each limit is inherited.
 
 Network, new processes and signals to others are refused by a seccomp filter where the kernel and the machine type
 allow one (x86-64 and AArch64); elsewhere the resource limits stand alone.
@@ -35,6 +35,13 @@ _REFUSED_CALLS = {
     # pidfd_send_signal, io_uring_setup, clone3
     "aarch64": (0xC00000B7, (198, 199, 220, 221, 129, 117, 138, 130, 240, 281, 424, 425, 435)),
 }
+_FILES_OF_A_NETWORK = 1024
+_CALLS_OF_A_NETWORK = {
+    # socket, socketpair, clone (of a thread), clone3
+    "x86_64": (41, 53, 56, 435),
+    "aarch64": (198, 199, 220, 435),
+}
+"""Allowed to a process that uses the network; no program can be started with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,12 @@ class Limits:
     """A process larger than this after a batch is replaced, in MiB of resident memory."""
     recycle_jobs: int = 2000
     """A process is replaced after this many jobs."""
+    network: bool = False
+    """Sockets, threads and more files are allowed."""
+    at_once: int = 1
+    """With the network: jobs in work at once."""
+    deadline_s: float = 300.0
+    """With the network: longest wait for one verdict, in seconds."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -66,11 +79,11 @@ def confine(limits: Limits) -> None:
     for kind, value in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_NOFILE, _FILES_OF_A_NETWORK if limits.network else 64),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (value, value))
-    refuse_network()
+    refuse_calls(network=limits.network)
 
 
 def start_clock(cpu_seconds: float) -> None:
@@ -87,9 +100,11 @@ def stop_clock() -> None:
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def refuse_network() -> bool:
+def refuse_calls(*, network: bool = False) -> bool:
     """Install the seccomp filter; False where this machine has none to offer."""
     architecture, calls = _REFUSED_CALLS.get(platform.machine(), (0, ()))
+    if network:
+        calls = tuple(call for call in calls if call not in _CALLS_OF_A_NETWORK[platform.machine()])
     if not calls:
         return False
     program = [

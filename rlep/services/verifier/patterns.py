@@ -25,7 +25,7 @@ class LocalVerifier(BaseVerifier):
 
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         verdicts = []
-        for reference, text, truncated in pairs:
+        for reference, text, truncated, _ in pairs:
             started = time.perf_counter()
             status, extracted = self._judge(reference, text, truncated)
             seconds = time.perf_counter() - started

@@ -10,9 +10,9 @@ from rlep.core.errors import ConfigError
 from rlep.core.types import Status, Verdict
 from rlep.services.verifier import answers, dapo, exact
 from rlep.services.verifier.base import BaseVerifier, Pair
+from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.worker_pool import WorkerPool
-from rlep.services.verifier.worker_process import GradingJob
 
 Profile = Literal["math", "math-bare", "strict-box", "dapo"]
 PROFILES: tuple[Profile, ...] = ("math", "math-bare", "strict-box", "dapo")
@@ -57,7 +57,7 @@ class Verifier(BaseVerifier):
         waiting: dict[GradingJob, list[int]] = {}
         references: dict[str, str] = {}
         known: dict[tuple[str, str], _Here] = {}
-        for index, (raw, text, truncated) in enumerate(pairs):
+        for index, (raw, text, truncated, _) in enumerate(pairs):
             started = time.perf_counter()
             reference = references.get(raw)
             if reference is None:

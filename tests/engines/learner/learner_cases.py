@@ -80,12 +80,16 @@ def with_near_old_logprobs(batch: SequenceBatch, scored: Float32Array) -> Sequen
     return replace(batch, old_logprobs=(scored + noise).astype(np.float32))
 
 
-def padded_logprobs(model: torch.nn.Module, batch: SequenceBatch) -> tuple[list[Tensor], list[Tensor]]:
+def padded_logprobs(
+    model: torch.nn.Module, batch: SequenceBatch, temperature: float = 1.0
+) -> tuple[list[Tensor], list[Tensor]]:
     """Log-probs and entropies of each sequence's response, from one right-padded batch of full logits."""
     parts = np.split(batch.tokens.astype(np.int64), batch.offsets[1:-1])
     ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(part) for part in parts], batch_first=True)
     lengths = torch.tensor([len(part) for part in parts])
-    logits = model(input_ids=ids).logits.log_softmax(-1)  # [S, T, V]; causal: pads to the right change nothing
+    logits = (model(input_ids=ids).logits / temperature).log_softmax(
+        -1
+    )  # [S, T, V]; causal: pads to the right change nothing
     logprobs, entropies = [], []
     for row, (prompt, length) in enumerate(zip(batch.prompt_lengths.tolist(), lengths.tolist(), strict=True)):
         predicted = logits[row, prompt - 1 : length - 1]
@@ -100,18 +104,24 @@ def padded_gradients(
     *,
     entropy_coef: float = 0.0,
     sft: bool = False,
+    temperature: float = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of eq. 4 (dual clip 10, token mean) in float64, without packing, sharding or chunking."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
-    return model_gradients(model, batch, entropy_coef=entropy_coef, sft=sft)
+    return model_gradients(model, batch, entropy_coef=entropy_coef, sft=sft, temperature=temperature)
 
 
 def model_gradients(
-    model: torch.nn.Module, batch: SequenceBatch, *, entropy_coef: float = 0.0, sft: bool = False
+    model: torch.nn.Module,
+    batch: SequenceBatch,
+    *,
+    entropy_coef: float = 0.0,
+    sft: bool = False,
+    temperature: float = 1.0,
 ) -> tuple[float, dict[str, Tensor]]:
     """The same of a model that is loaded."""
-    logprobs, entropies = padded_logprobs(model, batch)
+    logprobs, entropies = padded_logprobs(model, batch, temperature)
     assert batch.old_logprobs is not None
     olds = np.split(batch.old_logprobs.astype(np.float64), np.cumsum(batch.response_lengths)[:-1])
     count = batch.response_lengths[batch.trained].sum()

@@ -59,6 +59,42 @@ def test_score_and_gradients_are_those_of_the_padded_reference(architecture: str
     assert report.stats["fresh/clip_fraction_high"] > 0
 
 
+def test_at_the_rollouts_temperature_score_and_gradients_are_those_of_the_padded_reference(
+    start: Start, model: Path
+) -> None:
+    learner = start(rollout={"temperature": 0.6}, loss={"temperature": "rollout", "entropy_coef": 0.3})
+    batch = ragged_batch()
+    scored = learner.score(batch)
+    reference = AutoModelForCausalLM.from_pretrained(model).eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(scored, torch.cat(padded_logprobs(reference, batch, 0.6)[0]), atol=1e-5)
+    batch = with_near_old_logprobs(batch, scored)
+    report = learner.update(batch, rollout=0)
+    loss, gradients = padded_gradients(model, batch, entropy_coef=0.3, temperature=0.6)
+    assert report.loss == pytest.approx(loss, rel=1e-6)
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
+
+
+def test_on_policy_every_ratio_and_importance_weight_is_1_at_the_rollouts_temperature(start: Start) -> None:
+    learner = start(rollout={"temperature": 0.6}, loss={"temperature": "rollout", "tis_cap": 2.0})
+    batch = ragged_batch()
+    sampled = learner.score(batch)  # as a generator would return them, after its temperature
+    batch = replace(batch, old_logprobs=sampled, behaviour_logprobs=sampled)
+    report = learner.update(batch, rollout=0)
+    assert report.stats["fresh/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    # With ratios and weights of 1 the loss is the mean over tokens of minus the advantage.
+    lengths = np.where(batch.trained, batch.response_lengths, 0)
+    assert report.loss == pytest.approx(-float((lengths * batch.advantages).sum() / lengths.sum()), abs=1e-6)
+
+
+def test_fine_tuning_is_at_temperature_1_whatever_the_loss_is_at(start: Start, model: Path) -> None:
+    learner = start(rollout={"temperature": 0.6}, loss={"temperature": "rollout"})
+    batch = ragged_batch()
+    assert learner.sft_update(batch, rollout=0).loss == pytest.approx(
+        padded_gradients(model, batch, sft=True)[0], rel=1e-6
+    )
+
+
 @pytest.mark.parametrize("micro_batch_tokens", [1, 30, 100_000])
 @pytest.mark.parametrize(
     "policy",

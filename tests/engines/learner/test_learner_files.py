@@ -194,6 +194,16 @@ def test_a_publication_holds_the_weights_and_log_probs_to_check_them_by(start: S
     )
 
 
+def test_a_publication_is_checked_at_temperature_1_whatever_the_loss_is_at(start: Start, tmp_path: Path) -> None:
+    batch = ragged_batch(sequences=3)
+    plain = start().score(batch)
+    learner = start(rollout={"temperature": 0.6}, loss={"temperature": "rollout"})
+    weight_update = learner.publish(SharedMemoryWriter(tmp_path), 0, probes_of(batch))
+    assert weight_update is not None
+    np.testing.assert_allclose(np.concatenate([probe.logprobs for probe in weight_update.probes]), plain, atol=1e-6)
+    assert float(np.abs(learner.score(batch) - plain).max()) > 0.1
+
+
 def test_generators_in_half_precision_get_half_precision(start: Start, tmp_path: Path) -> None:
     learner = start()
     weight_update = learner.publish(SharedMemoryWriter(tmp_path), 0, probes_of(ragged_batch(sequences=3)), "bfloat16")

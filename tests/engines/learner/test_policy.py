@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -100,7 +101,32 @@ def test_a_row_must_be_sorted_and_without_empty_sequences(lengths: list[int]) ->
         layout_of(np.array(lengths, dtype=np.int64), CPU)
 
 
+def test_a_temperature_by_hand() -> None:
+    # Logits (0, 2 ln 3) at temperature 2 are (0, ln 3): probabilities 1/4 and 3/4. d log p_0 / dh = (0 - 3/4 · 2 ln 3) / 2.
+    slope = 2 * math.log(3)
+    hidden, weight = torch.ones(2, 1, requires_grad=True), torch.tensor([[0.0], [slope]], requires_grad=True)
+    logprobs, entropies = token_logprobs(hidden, weight, torch.tensor([0, 1]), entropy=True, temperature=2.0)
+    np.testing.assert_allclose(logprobs.detach().exp(), [0.25, 0.75], rtol=1e-6)
+    np.testing.assert_allclose(entropies.detach(), [math.log(4) - 0.75 * math.log(3)] * 2, rtol=1e-6)
+    of_hidden, of_weight = torch.autograd.grad(logprobs[0], (hidden, weight))
+    np.testing.assert_allclose(of_hidden[:, 0], [-0.75 * slope / 2, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(of_weight[:, 0], [0.75 / 2, -0.75 / 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("temperature", "gradient"), [(2.0, [0.0, 0.0]), (1.0, [0.15, -0.15])])
+def test_the_score_has_mean_zero_only_at_the_temperature_that_was_sampled_at(
+    temperature: float, gradient: list[float]
+) -> None:
+    # Tokens are drawn with 1/4 and 3/4. At temperature 1 the policy has 1/10 and 9/10, and Σ μ(a) ∇ log π(a) = μ - π.
+    weight = torch.tensor([[0.0], [2 * math.log(3)]], requires_grad=True)
+    logprobs, _ = token_logprobs(torch.ones(2, 1), weight, torch.tensor([0, 1]), entropy=False, temperature=temperature)
+    (found,) = torch.autograd.grad(logprobs @ torch.tensor([0.25, 0.75]), weight)
+    np.testing.assert_allclose(found[:, 0], gradient, atol=1e-7)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softmax(
+    temperature: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(
@@ -111,10 +137,10 @@ def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softma
     weight = torch.randn(11, 5, generator=generator, requires_grad=True)
     targets = torch.tensor([0, 10, 3, 3, 7, 1, 9])
     pull = torch.randn(2, 7, generator=generator)
-    scores = (hidden @ weight.t()).log_softmax(-1)
+    scores = (hidden @ weight.t() / temperature).log_softmax(-1)
     chosen, entropy = scores.gather(1, targets[:, None]).squeeze(1), -(scores.exp() * scores).sum(1)
     wanted = torch.autograd.grad((chosen * pull[0] + entropy * pull[1]).sum(), (hidden, weight))
-    logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True)
+    logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True, temperature=temperature)
     got = torch.autograd.grad((logprobs * pull[0] + entropies * pull[1]).sum(), (hidden, weight))
     torch.testing.assert_close((logprobs, entropies, *got), (chosen, entropy, *wanted), rtol=1e-5, atol=1e-6)
 
@@ -129,16 +155,19 @@ def test_log_probs_of_tokens_that_fp32_gives_no_probability_are_exact() -> None:
     np.testing.assert_allclose(gradient[0], [-1.0], rtol=1e-6)  # of z_1 - z_0 in the hidden state
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("room", [0, 5, 9])  # in rows, for chunks of 3, 3 and 1: none, the first, all
-def test_kept_logits_give_the_gradient_of_computing_them_again(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_logits_give_the_gradient_of_computing_them_again(
+    room: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(head._CHUNK_BYTES, "cpu", 3 * 4 * 11)
     monkeypatch.setitem(head._KEPT_BYTES, "cpu", room * 4 * 11)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
     weight = torch.randn(11, 5, generator=generator, requires_grad=True)
     targets, pull = torch.tensor([0, 10, 3, 3, 7, 1, 9]), torch.randn(7, generator=generator)
-    wanted = (hidden @ weight.t()).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
-    logprobs, _ = token_logprobs(hidden, weight, targets, entropy=True)
+    wanted = (hidden @ weight.t() / temperature).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    logprobs, _ = token_logprobs(hidden, weight, targets, entropy=True, temperature=temperature)
     torch.testing.assert_close(logprobs, wanted, rtol=1e-5, atol=1e-5)
     gradients = [torch.autograd.grad((values * pull).sum(), (hidden, weight)) for values in (logprobs, wanted)]
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)

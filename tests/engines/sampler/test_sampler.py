@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+import torch
 from transformers import Qwen2ForCausalLM
 
 from rlep.core.errors import ActorLost, ModelError, WeightSyncError
@@ -24,6 +25,7 @@ from tests.engines.sampler.sampler_cases import (
     BLOCK,
     CONTEXT,
     EOS,
+    PAD,
     SMALL_BLOCKS,
     VOCABULARY,
     build_model,
@@ -138,6 +140,85 @@ async def test_finish_reasons_tokens_and_text_agree(rig: Rig) -> None:
     assert all(len(c.tokens) == 24 and EOS not in c.tokens for c in by_reason["length"])
     assert by_reason["stop"]
     assert by_reason["length"]
+
+
+async def test_a_response_ends_at_a_stop_token_and_keeps_it(rig: Rig) -> None:
+    plain = await collect(rig.sampler, requests(32))
+    stopped = await collect(rig.sampler, requests(32), replace(FULL, stop_tokens=(7, 20)))
+    for request_id, completion in stopped.items():
+        ends = np.flatnonzero(np.isin(plain[request_id].tokens, (7, 20)))
+        whole = plain[request_id].tokens[: ends[0] + 1] if len(ends) else plain[request_id].tokens
+        assert completion.tokens.tolist() == whole.tolist()
+        assert completion.finish_reason == ("stop" if len(ends) else plain[request_id].finish_reason)
+    assert worst_difference(rig.model, requests(32), stopped) <= 1e-4
+    assert 4 < sum(bool(completion.tokens[-1] in (7, 20)) for completion in stopped.values()) < 32
+
+
+async def test_a_response_ends_with_the_token_that_completes_a_stop_text_and_all_its_text_is_graded(rig: Rig) -> None:
+    """Of the responses that it would have had, cut by hand: vLLM cuts text, not tokens, and its text is not used."""
+    plain = await collect(rig.sampler, requests(64))
+    pairs = [
+        (int(a), int(b))
+        for c in plain.values()
+        for a, b in zip(c.tokens, c.tokens[1:], strict=False)
+        if min(a, b) > EOS
+    ]
+    first, second = max(set(pairs), key=pairs.count)
+    stop = f"w{first} w{second} "[:-1]
+    stopped = await collect(rig.sampler, requests(64), replace(FULL, stop=(stop, "nothing says this")))
+    for request_id, completion in stopped.items():
+        tokens = plain[request_id].tokens
+        # "w4 w1" is in "w14 w17" too: the texts decide, not the ids.
+        texts = [" ".join(f"w{token}" for token in tokens[: count + 1] if token > EOS) for count in range(len(tokens))]
+        ends = [count for count, text in enumerate(texts) if stop in text]
+        whole = tokens[: ends[0] + 1] if ends else tokens
+        assert completion.tokens.tolist() == whole.tolist()
+        assert completion.finish_reason == ("stop" if ends else plain[request_id].finish_reason)
+        assert completion.text == texts[len(whole) - 1]  # the stop text is in it
+        assert len(completion.logprobs) == len(completion.tokens)
+    assert sum(stop in completion.text for completion in stopped.values()) >= pairs.count((first, second)) / 24
+    assert worst_difference(rig.model, requests(64), stopped) <= 1e-4
+
+
+async def test_a_special_token_can_be_a_stop_text(rig: Rig) -> None:
+    """The padding token is special: decoded text leaves it out, and a stop finds it nevertheless."""
+    plain = await collect(rig.sampler, requests(64))
+    assert sum(bool((completion.tokens == PAD).any()) for completion in plain.values()) > 4
+    stopped = await collect(rig.sampler, requests(64), replace(FULL, stop=("<pad>",)))
+    for request_id, completion in stopped.items():
+        ends = np.flatnonzero(plain[request_id].tokens == PAD)
+        assert len(completion.tokens) == (ends[0] + 1 if len(ends) else len(plain[request_id].tokens))
+        assert "<pad>" not in completion.text
+
+
+async def test_min_p_keeps_only_tokens_of_that_share_of_the_most_probable_one(rig: Rig) -> None:
+    prompt, _ = sequence(6, 0, 3)
+    wanted = [Request(f"m{i}", "p", prompt, i, i) for i in range(400)]
+    every = np.arange(VOCABULARY, dtype=np.int32)
+    truth = np.exp([true_logprobs(rig.model, prompt, every[token : token + 1])[0] for token in every])
+    for min_p in (0.3, 1.0):
+        found = await collect(rig.sampler, wanted, Sampling(min_p=min_p, max_tokens=1))
+        seen = {int(completion.tokens[0]) for completion in found.values()}
+        assert seen <= set(np.flatnonzero(truth >= min_p * truth.max() * 0.999).tolist())
+    assert len({int(c.tokens[0]) for c in (await collect(rig.sampler, wanted, Sampling(max_tokens=1))).values()}) > 5
+
+
+async def test_greedy_with_a_repetition_penalty_is_the_largest_logit_of_which_those_seen_are_divided(rig: Rig) -> None:
+    """By hand (Keskar et al., arXiv 1909.05858): logits of tokens that were there are divided by it, negative ones multiplied."""
+    penalty, wanted = 1.5, requests(8)
+    found = await collect(rig.sampler, wanted, Sampling(temperature=0.0, max_tokens=12, repetition_penalty=penalty))
+    for request in wanted:
+        tokens = request.tokens.tolist()
+        for token in found[request.id].tokens.tolist():
+            with torch.no_grad():
+                logits = rig.model(torch.tensor([tokens])).logits[0, -1].double()
+            seen = torch.tensor(sorted(set(tokens)))
+            logits[seen] = torch.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+            assert logits[token] >= logits.max() - 1e-4
+            tokens.append(token)
+    plain = await collect(rig.sampler, wanted, Sampling(temperature=0.0, max_tokens=12))
+    assert any(plain[key].tokens.tolist() != found[key].tokens.tolist() for key in found)
+    assert worst_difference(rig.model, wanted, found) <= 1e-4  # log-probs stay raw
 
 
 async def test_a_seed_gives_the_same_response_in_any_company(rig: Rig) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rlep import PoolClient
 from rlep.cli.pool.look import find
 from rlep.core.errors import ConfigError, PoolError, RecordRefused
-from rlep.core.types import Status, Trajectory, Verdict
+from rlep.core.types import Asked, Status, Trajectory, Verdict
 from rlep.services.pool.files.records import export_records, import_records
 from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.maintenance.measure import distinctness, measure
@@ -19,6 +19,7 @@ from rlep.services.pool.maintenance.prune import Criteria, prune
 from rlep.services.pool.maintenance.reverify import Difference, reverify
 from rlep.services.pool.storage.store import NewRecord
 from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.grader import build_verifier
 from tests.services.conftest import MakeTrajectory, OpenClient, OpenPool
 from tests.services.pool.pool_texts import Letters
 
@@ -315,3 +316,23 @@ def test_measured_quantiles_are_values_that_occur(open_client: OpenClient, traje
 def test_an_empty_pool_has_nothing_to_measure(open_client: OpenClient) -> None:
     found = measure(open_client(), questions=8)
     assert (found.questions, dict(found.length), dict(found.distinctness)) == (0, {}, {})
+
+
+def test_a_pool_is_verified_with_the_columns_that_a_function_asks_for(
+    open_client: OpenClient, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "verifier"))
+    pool = open_client(tokenizer=LETTERS.digest)
+    pool.add([answer(trajectory, "q0", "x"), answer(trajectory, "q1", "x")])
+    asked = {"q0": Asked("?", '{"level": 3}'), "q1": Asked("?", '{"level": 4}')}
+    with build_verifier("python:verifier_functions:named") as named:
+        result = reverify(
+            pool,
+            {"q0": "1", "q1": "1"},
+            LETTERS,
+            named.grade_pairs,
+            quarantine=False,
+            report=lambda _: None,
+            asked=asked,
+        )
+    assert dict(result.statuses) == {"correct": 1, "wrong": 1}

@@ -37,7 +37,13 @@ def odd_ones(make: MakeTrajectory) -> list[Trajectory]:
             make("q2", [9]),
             verdict=Verdict("correct", None, "regex:é\n", "α", "fast", 1e-9),
             provenance=Provenance(
-                "p\n", -3, "tokenizer-digest", Sampling(0.7, 0.95, 20, 48), "processed", "bfloat16", "t"
+                "p\n",
+                -3,
+                "tokenizer-digest",
+                Sampling(0.7, 0.95, 20, 48, 0.05, 1.1, ("\n",), (7,)),
+                "processed",
+                "bfloat16",
+                "t",
             ),
             metadata={"ключ": "\x1b[31m", "": "x" * 5000},
         ),

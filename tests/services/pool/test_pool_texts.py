@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlep import PoolClient
+from rlep.core import types
 from rlep.core.errors import PoolError
 from rlep.core.types import Message, prompt_id_of
 from rlep.data.prompt_files import read_rows, write_verl
-from rlep.data.prompt_rows import PromptRow
+from rlep.data.prompt_rows import PromptRow, Wanted
 from rlep.services.pool.files.texts import UNKNOWN, TextAnswers, import_texts, texts_of
 from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.grader import build_verifier
 from tests.services.pool.pool_texts import Letters
 
 OpenClient = Callable[..., PoolClient]
@@ -56,6 +58,19 @@ def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(
     }
 
 
+def test_texts_are_graded_with_the_columns_that_a_function_asks_for(
+    pool: PoolClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "verifier"))
+    questions = [
+        QUESTIONS[0]._replace(asked=types.Asked("?", '{"level": 3}')),
+        QUESTIONS[1]._replace(asked=types.Asked("?", '{"level": 4}')),
+    ]
+    with build_verifier("python:verifier_functions:named") as named:
+        import_texts(pool, questions, LETTERS, named.grade_pairs, max_tokens=40, source="authors.parquet")
+    assert pool.prompt_ids() == [questions[0].prompt_id]
+
+
 def test_a_text_whose_prompt_opens_thinking_must_close_it(pool: PoolClient, grader: BaseVerifier) -> None:
     question = QUESTIONS[1]._replace(opening="<think>", answers=(r"\boxed{7}", r"3+4</think>\boxed{7}"))
     report = import_texts(pool, [question], LETTERS, grader.grade_pairs, max_tokens=40, source="authors.parquet")
@@ -80,7 +95,7 @@ def test_a_repeated_import_grades_only_what_is_not_there(pool: PoolClient, grade
     asked = Asked(grader)
     twice = [QUESTIONS[0], *QUESTIONS]  # files of DAPO-Math repeat each question
     report = import_texts(pool, twice, LETTERS, asked.grade_pairs, max_tokens=20, source="a")
-    assert asked.pairs == [("6", r"\boxed{7}", False), ("7", r"\boxed{7}", False)]
+    assert [pair[:3] for pair in asked.pairs] == [("6", r"\boxed{7}", False), ("7", r"\boxed{7}", False)]
     assert (report.inserted, report.duplicates) == (1, 3)  # the 7; the 6 twice and the wrong one's second
     assert report.refused == {"wrong": 1, "quarantined: it did not pass a later verification": 2}
 
@@ -129,7 +144,7 @@ def test_what_is_written_for_the_authors_is_read_back(
     again = open_client(f"again-{suffix}", tokenizer=LETTERS.digest)
     questions = [
         TextAnswers(prompt_id_of(row.question, row.reference), row.reference, row.candidates)
-        for row in read_rows(path, candidates=True)
+        for row in read_rows(path, Wanted(candidates=True))
     ]
     report = import_texts(again, questions, LETTERS, grader.grade_pairs, max_tokens=20, source="b")
     assert (report.inserted, report.refused.total()) == (3, 0)

@@ -1,5 +1,6 @@
 """Functions that the tests give to the verifier as a user would; imported by worker processes."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -7,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 
+import httpx
 import numpy as np
 
 
@@ -118,3 +121,97 @@ def escape(reference: str, response: str) -> bool:
     except (OSError, RuntimeError):
         return True
     return False
+
+
+def named(response: str, prompt: str, level: int, missing: str = "default") -> tuple[bool, str]:
+    """Asks for a column, and for one with a default that rows may lack."""
+    return level == 3, f"{prompt}|{response}|{level}|{missing}"
+
+
+def rest(response: str, **columns: object) -> tuple[bool, str]:
+    """Takes every column."""
+    return True, " ".join(f"{name}={value}" for name, value in sorted(columns.items()))
+
+
+def of_verl(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, int]) -> dict[str, float]:
+    """The signature of verl's compute_score."""
+    return {
+        "score": float(solution_str == ground_truth),
+        "gsm8k": float(data_source == "gsm8k"),
+        "info": extra_info["i"],
+    }
+
+
+def of_trl(prompts: list[str], completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
+    """The signature of TRL's reward functions."""
+    return [float(one == f"{prompt} {gold}") for prompt, one, gold in zip(prompts, completions, answer, strict=True)]
+
+
+def of_messages(completions: list[list[dict[str, str]]], **kwargs: list[list[dict[str, str]]]) -> list[float]:
+    """TRL's form of conversations."""
+    return [float(one[0]["content"] == kwargs["prompts"][0][-1]["content"]) for one in completions]
+
+
+async def only_some(completions: list[str], **kwargs: object) -> list[float | None]:
+    """None where it does not apply, as of TRL's functions for several tasks."""
+    await asyncio.sleep(0)
+    return [None if one == "not mine" else float(one == "right") for one in completions]
+
+
+async def waits(reference: str, response: str) -> object:
+    """Waits in turn with another task, and returns what the response names."""
+    turns: list[str] = []
+
+    async def turn(name: str) -> None:
+        for _ in range(2):
+            turns.append(name)
+            await asyncio.sleep(0.001)
+
+    await asyncio.gather(turn("a"), turn("b"))
+    assert turns == ["a", "b", "a", "b"]
+    if response == "raise":
+        raise ValueError("no")
+    return RETURNED[response]()
+
+
+def undeclared(reference: str, response: str) -> object:
+    """Returns what must be waited for, without being async."""
+    return waits(reference, response)
+
+
+def right(reference: str, response: str) -> bool:
+    return response.startswith(reference)
+
+
+def brief(response: str) -> dict[str, float]:
+    return {"score": 10 - len(response), "length": len(response)}
+
+
+brief.score_range = (0, 10)  # type: ignore[attr-defined]
+
+
+class Later:
+    """An object that is called, and async."""
+
+    async def __call__(self, reference: str, response: str, /) -> bool:
+        await asyncio.sleep(0)
+        return reference == response
+
+
+later = Later()
+
+
+def by_server(reference: str, response: str) -> bool:
+    """Asks the server at ``reference`` with the client of the standard library, in a thread."""
+    with urllib.request.urlopen(f"{reference}/{response}") as answer:
+        return bool(answer.read() == b"yes")
+
+
+async def by_async_server(reference: str, response: str) -> bool:
+    """The same with httpx."""
+    if response == "die":
+        os._exit(3)
+    async with httpx.AsyncClient(timeout=None) as client:
+        answer = await client.get(f"{reference}/{response}")
+    answer.raise_for_status()
+    return answer.text == "yes"

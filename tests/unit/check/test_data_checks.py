@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlep.check.data_checks import check_lora_targets, check_output_head, check_watched
+from rlep.check.data_checks import check_lora_targets, check_output_head, check_stops, check_watched
 from rlep.check.fit_checks import memory_advice
+from rlep.check.inputs import Subject
 from rlep.config.schema import Config
 from rlep.config.settings import load_config, parse_config
 from rlep.core.errors import ConfigError, ModelError
+from rlep.quickstart.task import build_task
 from tests.small import BASE
 from tests.unit.driver.driver_values import prompt_set
 
@@ -83,6 +85,30 @@ def test_another_head_beside_a_tied_one_is_refused_an_equal_one_is_not(family: s
     save_file({"lm_head.weight": np.ones((10, 4))}, model / "c.safetensors")
     with pytest.raises(ModelError, match="is true, and the safetensors hold an lm_head"):
         check_output_head(config_of(model, '["q_proj"]'))
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory whose tokenizer has 42 tokens; ``<eos>`` is one of them."""
+    directory = build_task(tmp_path_factory.mktemp("task")).model_dir
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 42}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("stops", "message"),
+    [
+        ('rollout.stop=["#"]', r"^rollout\.stop: no tokens of .* make the text '#', so no response would end at it"),
+        ('rollout.stop=["7", "</answer>"]', r"make the text '</answer>'"),
+        ("rollout.stop_tokens=[1, 42]", r"^rollout\.stop_tokens: .* has no token 42: its vocabulary has 42"),
+        ('rollout.stop=["7", "<eos>", "8 "]', ""),
+        ("rollout.stop_tokens=[41]", ""),
+    ],
+)
+def test_a_stop_that_no_response_could_have_is_refused(stops: str, message: str, toy: Path) -> None:
+    subject = Subject(load_config([BASE], [f'model.path="{toy}"', stops]))
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        check_stops(subject)
 
 
 def watching(*names: str) -> Config:

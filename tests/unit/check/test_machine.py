@@ -35,6 +35,12 @@ def found(config: Config, what: str) -> list[Finding]:
     return [finding for finding in findings(config) if finding.what == what]
 
 
+@pytest.fixture(autouse=True)
+def _model_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shape of the default model is stated by tests; its directory is nowhere."""
+    monkeypatch.setattr(inputs, "model_directory", lambda model: model.path)
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """One GPU as ``nvidia-smi`` describes it, beside the CUDA builds of torch and vLLM."""
@@ -74,7 +80,12 @@ def test_a_gpu_computes_in_bfloat16(gpu: dict[str, str], capability: str, level:
             "13.0",
             "NVIDIA's driver here runs CUDA 12.9, torch is built for CUDA 13.0: update the driver to 580 or newer",
         ),
-        (None, "13.0", "GPUs are asked for and NVIDIA's driver is not here: libcuda.so.1 cannot be loaded"),
+        (
+            None,
+            "13.0",
+            "GPUs are asked for and NVIDIA's driver is not here (libcuda.so.1 cannot be loaded): install it, or start a "
+            "container with its GPUs (docker run --gpus all)",
+        ),
     ],
 )
 def test_a_driver_too_old_for_torch_ends_a_run_before_it_starts(
@@ -157,6 +168,29 @@ def test_host_memory_while_a_checkpoint_is_copied(
     assert (finding.level, finding.detail) == (level, f"{free}.0 GiB free, {needs}")
 
 
+@pytest.mark.parametrize(("limit", "bytes_here"), [("1048576\n", 2**20), ("max\n", None), (None, None)])
+def test_a_container_has_its_limit_of_memory(
+    limit: str | None, bytes_here: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_checks, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    assert fit_checks.memory_here(Config()) == (bytes_here or psutil.virtual_memory().total)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."), (0, "[N/A]")],
+)
+def test_a_broken_driver_is_no_gpu(status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\necho "{said}"\nexit {status}\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert machine.gpu_memory() == []
+    (finding,) = found(load_config([], ["generator.gpus=0", "learner.gpus=0"]), "GPUs")
+    assert finding.detail == "0 here, the actors ask for 0"
+
+
 @pytest.mark.parametrize("own", [0, 107])
 def test_three_checkpoints_fit_the_disk(own: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """7B: 12 + 2 bytes of 7,615,616,512 weights are 106.6 GB; three take 319.9. Those of the run itself count as room."""
@@ -215,7 +249,6 @@ def test_on_a_cluster_the_hostname_is_not_loopback(
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "node-3")
     monkeypatch.setattr(socket, "gethostbyname", lambda _: address)
-    monkeypatch.setattr(machine, "_output", lambda _: "Resources")
     (finding,) = found(load_config([], ["cluster.address=10.0.0.1:6379"]), "hostname")
     assert (finding.level, finding.detail) == ("ok", f"node-3 is {address}")
     assert bool(finding.remedy) is advised

@@ -47,7 +47,7 @@ def test_each_prompt_knows_what_it_opens_and_the_user_is_told(
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = load_tokenizer(write(tmp_path / "model", template, special=special))
     config = load_config([BASE], [f'model.path="{tmp_path / "model"}"', "data.max_prompt_tokens=200"])
-    found = read_prompts(config, [data], tokenizer)
+    found = read_prompts(config, [data], tokenizer, training=True)
     assert [prompt.opening for prompt in found.prompts] == [opening] * 2
     assert prompt_notes(tokenizer, (found, None), None) == notes
 
@@ -58,8 +58,8 @@ def test_a_mark_that_the_prompt_closes_itself_is_not_to_be_asked_of_responses(tm
     for template, notes in (("{}", 0), ("{ enable_thinking = false }", 1)):
         model = [f'model.path="{tmp_path / "model"}"', f"model.template={template}"]
         config = load_config([BASE], [*model, "data.max_prompt_tokens=200"])
-        tokenizer = load_tokenizer(config.model)
-        found = read_prompts(config, [tmp_path / "data.jsonl"], tokenizer)
+        tokenizer = load_tokenizer(tmp_path / "model", config.model)
+        found = read_prompts(config, [tmp_path / "data.jsonl"], tokenizer, training=True)
         assert prompt_notes(tokenizer, (found,), None) == []
         said = prompt_notes(tokenizer, (found,), "</think>")
         assert ["prompts end in </think>, and verifier.answer_after" in note for note in said] == [True] * notes
@@ -67,7 +67,7 @@ def test_a_mark_that_the_prompt_closes_itself_is_not_to_be_asked_of_responses(tm
 
 def test_what_the_tokenizer_appends_to_texts_is_told_where_prompts_are_texts(tmp_path: Path) -> None:
     write(tmp_path, appends=True, special=False)
-    plain = load_tokenizer(ModelConfig(path=tmp_path, chat_template=False))
+    plain = load_tokenizer(tmp_path, ModelConfig(chat_template=False))
     assert prompt_notes(plain, (), None) == ["the tokenizer ends texts in its EOS: prompts are given without it"]
     assert prompt_notes(load_tokenizer(tmp_path), (), None) == []
 
@@ -76,4 +76,4 @@ def test_a_template_that_fails_ends_the_reading_with_its_sentence(tmp_path: Path
     (tmp_path / "data.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "4"}))
     tokenizer = load_tokenizer(write(tmp_path / "model", "{{ messages[0].content + none }}"))
     with pytest.raises(ModelError, match="the chat template fails with a prompt: TypeError"):
-        read_prompts(load_config([BASE], []), [tmp_path / "data.jsonl"], tokenizer)
+        read_prompts(load_config([BASE], []), [tmp_path / "data.jsonl"], tokenizer, training=True)

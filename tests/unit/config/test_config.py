@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from rlep.config.roles import GeneratorConfig
 from rlep.config.schema import Config
 from rlep.config.section import Section
-from rlep.config.settings import load_config
+from rlep.config.settings import dump_config, load_config, parse_config
 from rlep.core.errors import ConfigError
 from rlep.driver.run_directory import CHANGEABLE
 
@@ -95,7 +95,43 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
         load_config([], overrides)
 
 
+GREEDY = "evaluation.temperature=0"
 WARM = "rollout.temperature=0.6"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [GREEDY],
+            r"evaluation\.temperature = 0 needs evaluation\.samples = 1, not 32: greedy responses to a question",
+        ),
+        (
+            [GREEDY, "evaluation.samples=1", "evaluation.final_samples=8"],
+            r"needs evaluation\.final_samples = 1 or none, not 8",
+        ),
+        (["rollout.temperature=0"], r"rollout\.temperature = 0: must be more than 0"),
+        (["collection.temperature=0"], r"collection\.temperature = 0: must be more than 0"),
+        (['rollout.stop=[""]'], r"rollout\.stop\.0 = '': must have at least 1 character"),
+        (['rollout.stop="</answer>"'], r"rollout\.stop = '</answer>': must be a list"),
+        (["rollout.stop_tokens=[-1]"], r"rollout\.stop_tokens\.0 = -1: must be at least 0"),
+        (
+            ["loss.tis_cap=2", WARM],
+            r'tis_cap = 2 needs rollout\.temperature = 1, not 0\.6: set loss\.temperature = "rollout"',
+        ),
+        (["loss.temperature=0.6"], r"loss\.temperature = 0\.6: must be 1 or 'rollout'"),
+        (["loss.tis_cap=2", "loss.temperature=rollout", "rollout.top_p=0.9"], r"needs rollout\.top_p = 1, not 0\.9"),
+        (["loss.tis_cap=2", "rollout.min_p=0.1"], r"loss\.tis_cap = 2 needs rollout\.min_p = 0, not 0\.1"),
+        (["loss.tis_cap=2", "rollout.repetition_penalty=1.1"], r"needs rollout\.repetition_penalty = 1, not 1\.1"),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], overrides)
+    load_config([], [GREEDY, "evaluation.samples=1"])
+    load_config([], [GREEDY, "evaluation.samples=1", "evaluation.final_samples=1"])
+
+
 LIVE = ["replay.source=live", "replay.count=2"]
 BEST = ["run.steps=50", 'checkpoint.best="evaluation/all/avg"']
 
@@ -123,6 +159,9 @@ def test_a_best_checkpoint_by_evaluations_that_none_has_is_refused(overrides: li
         [WARM],
         ["loss.tis_cap=2"],
         [WARM, *LIVE],
+        [WARM, "loss.temperature=rollout", "loss.tis_cap=2", "rollout.max_staleness=1"],
+        [WARM, "loss.temperature=rollout", *LIVE, "replay.is_cap=2"],
+        ["loss.temperature=1.0"],
         [WARM, "replay.count=2", "replay.old_logprobs=behaviour"],  # the pool's records say how they were sampled
         [*BEST, "checkpoint.every=5"],
         [*BEST, "checkpoint.every=50"],  # one checkpoint, nothing to choose
@@ -149,6 +188,35 @@ def test_a_number_that_is_not_finite_is_refused_before_anything_starts(key: str,
 )
 def test_a_lease_lasts_as_long_as_the_longest_response_may_take(given: object, max_tokens: int, seconds: float) -> None:
     assert GeneratorConfig.model_validate({"lease_s": given}).lease(max_tokens) == seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("gpu_memory_utilization", "set generator.memory_utilization"),
+        ("max_model_len", "set data.max_prompt_tokens and rollout.max_tokens"),
+        ("logits_processors", "the weights, the tokenizer and the distribution are those of model.path"),
+        ("worker_extension_cls", "rlep places and watches the engine's processes"),
+        ("data_parallel_rpc_port", "rlep places and watches the engine's processes"),
+        ("hf_token", "no key holds a secret"),
+    ],
+)
+def test_an_engine_argument_that_rlep_sets_is_refused_with_what_sets_it(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^generator\.engine\.{name}: rlep sets this argument of vLLM; {remedy}"):
+        load_config([], [f'generator.engine.{name}="x"'])
+
+
+def test_other_engine_arguments_are_kept_as_toml_has_them(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "[generator.engine]\nasync_scheduling = false\ncompilation_config = { level = 0, sizes = [1, 2] }\n"
+    )
+    config = load_config([file], ["generator.engine.swap_gib=1.5"])
+    wanted = {"async_scheduling": False, "compilation_config": {"level": 0, "sizes": [1, 2]}, "swap_gib": 1.5}
+    assert config.generator.engine == wanted
+    assert parse_config(json.loads(dump_config(config))).generator.engine == wanted
+    with pytest.raises(ConfigError, match=r"generator\.engine\.a = .*: "):
+        load_config([], ["generator.engine.a=2026-11-26"])  # a date is no value of JSON
 
 
 COLOCATED = ["cluster.placement=colocated", "generator.count=2", "learner.ranks=4", "generator.tensor_parallel=2"]
@@ -188,11 +256,31 @@ def test_what_devices_used_in_turns_rule_out_is_refused_with_the_reason(override
         ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
         ["rollout.prompts=6", "update.prompts=3"],
         ["verifier.correct_at=0.5", "verifier.profile=python:mine:grade"],
+        ["verifier.correct_at=0.5", "verifier.profile='python:a.b:f, 0.5*c:g'", "verifier.network=true"],
+        ["verifier.correct_at=0.5", "verifier.profile=judge:judges/strict.toml", "verifier.network=true"],
         [r"verifier.profile='regex:label: (\w+)'"],
     ],
 )
 def test_settings_at_the_border_are_taken(overrides: list[str]) -> None:
     load_config([], overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["verifier.network=true"],
+            "verifier.network = true with verifier.profile = math: only a python:module:function",
+        ),
+        (["verifier.profile='python:a:f,x*b:g'"], "there is no verifier.profile python:a:f,x"),
+        (["verifier.profile=judge:"], "there is no verifier.profile judge:: there are math, "),
+    ],
+)
+def test_a_profile_that_is_none_and_a_network_without_a_function_are_refused(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], overrides)
 
 
 def test_what_may_change_on_resume_names_real_keys() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from rlep.config.settings import parse_config
 from rlep.core.errors import ConfigError
+from rlep.core.types import Sampling
 from tests.unit.driver.driver_values import config_of
 
 
@@ -44,6 +45,30 @@ def test_no_step_of_a_decay_trains_at_a_rate_of_0(schedule: str, unit: str) -> N
 def test_a_warm_up_longer_than_the_run_leaves_no_room_for_a_decay() -> None:
     with pytest.raises(ConfigError, match=r'"cosine" begins after update\.warmup = 10, and the run has 4 rollouts'):
         config_of(update={"schedule": "cosine"})
+
+
+def test_rollout_evaluation_and_collection_draw_their_own_way_and_end_alike() -> None:
+    ends = {"max_tokens": 64, "stop": ["</answer>"], "stop_tokens": [7]}
+    config = config_of(
+        rollout={"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, **ends},
+        evaluation={"temperature": 0, "samples": 1, "final_samples": None},
+        collection={"top_k": 5},
+    )
+    stops: dict[str, Any] = {"stop": ("</answer>",), "stop_tokens": (7,)}
+    assert config.sampling(config.rollout) == Sampling(0.6, 0.9, 20, 64, 0.1, 1.1, **stops)
+    assert config.sampling(config.evaluation) == Sampling(0.0, 1.0, 0, 64, **stops)
+    assert config.sampling(config.collection) == Sampling(0.7, 0.95, 5, 64, **stops)
+    assert config_of().sampling(config_of().rollout) == Sampling(max_tokens=config_of().rollout.max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("loss", "temperature", "mode"), [({}, 1.0, "raw"), ({"temperature": "rollout"}, 0.6, "processed")]
+)
+def test_the_learner_and_the_generators_take_log_probs_at_one_temperature(
+    loss: dict[str, Any], temperature: float, mode: str
+) -> None:
+    config = config_of(rollout={"temperature": 0.6}, loss=loss)
+    assert (config.loss_temperature, config.logprobs_mode) == (temperature, mode)
 
 
 @pytest.mark.parametrize(

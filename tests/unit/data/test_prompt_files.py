@@ -1,6 +1,8 @@
 """Row shapes: verl's and plain ones, in Parquet and JSONL; and files that are refused."""
 
 import json
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from rlep.core.errors import DataError
 from rlep.core.types import Message
 from rlep.data.prompt_files import BATCH_ROWS, MAX_LINE_BYTES, read_rows, write_verl
-from rlep.data.prompt_rows import PromptRow
+from rlep.data.prompt_rows import PromptRow, Wanted
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 MESSAGES = (Message("system", "Be brief."), Message("user", "What is 2 + 2?"))
@@ -56,14 +58,14 @@ def test_candidates_are_read_where_they_are_asked_for(tmp_path: Path, kind: str)
     reward = {"style": "rule", "ground_truth": "4", "candidates": ["2+2=4", "4", "2+2=4"]}
     rows: list[dict[str, object]] = [verl_row(reward_model=reward), verl_row(reward_model=reward | {"candidates": []})]
     path = parquet(tmp_path / "c.parquet", rows) if kind == "parquet" else jsonl(tmp_path / "c.jsonl", *rows)
-    assert [row.candidates for row in read_rows(path, candidates=True)] == [("2+2=4", "4", "2+2=4"), ()]
+    assert [row.candidates for row in read_rows(path, Wanted(candidates=True))] == [("2+2=4", "4", "2+2=4"), ()]
     assert [row.candidates for row in read_rows(path)] == [(), ()]
     plain: dict[str, object] = {"problem": "2 + 2?", "answer": "4", "candidates": ["4"]}
     path = parquet(tmp_path / "p.parquet", [plain]) if kind == "parquet" else jsonl(tmp_path / "p.jsonl", plain)
-    assert list(read_rows(path, candidates=True)) == [PromptRow((Message("user", "2 + 2?"),), "4", "p", ("4",))]
+    assert list(read_rows(path, Wanted(candidates=True))) == [PromptRow((Message("user", "2 + 2?"),), "4", "p", ("4",))]
     bare: dict[str, object] = {"problem": "2 + 2?", "answer": "4"}
     path = parquet(tmp_path / "b.parquet", [bare]) if kind == "parquet" else jsonl(tmp_path / "b.jsonl", bare)
-    assert [row.candidates for row in read_rows(path, candidates=True)] == [()]
+    assert [row.candidates for row in read_rows(path, Wanted(candidates=True))] == [()]
 
 
 def test_a_small_file_of_repeated_candidates_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_a_small_file_of_repeated_candidates_is_refused_before_it_is_unpacked(tm
     path = parquet(tmp_path / "bomb.parquet", [verl_row(reward_model=reward)] * 4)
     assert path.stat().st_size < 10**6  # one text, and 120 references to it
     with pytest.raises(DataError, match=r"row 1: 30000043 bytes of text; at most 16777216 a row"):
-        list(read_rows(path, candidates=True))
+        list(read_rows(path, Wanted(candidates=True)))
 
 
 @pytest.mark.parametrize("found", ['["4", null]', "[4]", '"4"', "{}"])
@@ -83,7 +85,7 @@ def test_candidates_that_are_no_texts_are_refused(tmp_path: Path, found: str) ->
     path = tmp_path / "odd.jsonl"
     path.write_text('{"problem": "2 + 2?", "answer": "4", "candidates": ' + found + "}\n")
     with pytest.raises(DataError, match="line 1: candidates are no list of texts"):
-        list(read_rows(path, candidates=True))
+        list(read_rows(path, Wanted(candidates=True)))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -91,7 +93,7 @@ def test_candidates_are_written_as_the_authors_do(tmp_path: Path, kind: str) -> 
     path = tmp_path / f"out.{kind}"
     rows = [PromptRow(MESSAGES, str(n), "here", ("a", "é\n")[: n % 3]) for n in range(70)]  # more than a row group
     assert write_verl(path, iter(rows), split="train", candidates=True) == 70
-    assert list(read_rows(path, candidates=True)) == rows
+    assert list(read_rows(path, Wanted(candidates=True))) == rows
     if kind == "parquet":
         reward = pq.read_table(path).to_pylist()[1]["reward_model"]
         assert reward == {"style": "rule", "ground_truth": "1", "candidates": ["a"]}
@@ -246,3 +248,34 @@ def test_a_line_that_is_too_long_is_refused_before_it_is_parsed(tmp_path: Path) 
     path.write_bytes(b'{"question": "' + b"x" * MAX_LINE_BYTES + b'", "answer": "1"}\n')
     with pytest.raises(DataError, match=f"line 1: longer than {MAX_LINE_BYTES} bytes"):
         list(read_rows(path))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_all_columns_of_a_row_are_kept_as_json_where_they_are_asked_for(tmp_path: Path, kind: str) -> None:
+    row: dict[str, object] = {"problem": "2 + 2?", "answer": "4", "level": 3, "tags": ["a", None], "info": {"x": 0.5}}
+    path = tmp_path / f"own.{kind}"
+    if kind == "parquet":
+        when = {
+            "at": datetime(2026, 1, 2),
+            "image": {"bytes": b"x", "path": "y"},
+            "raw": b"z",
+            "exact": Decimal("0.10"),
+        }
+        pq.write_table(pa.Table.from_pylist([row | when | {"candidates": ["4"]}]), path)
+    else:
+        path.write_text(json.dumps(row | {"candidates": ["4"]}) + "\n")
+    (read,) = read_rows(path, Wanted(columns=True))
+    more = {"at": "2026-01-02 00:00:00", "exact": "0.10"} if kind == "parquet" else {}
+    assert json.loads(read.columns) == row | more | {"data_source": "own"}
+    assert [read.columns for read in read_rows(path)] == [""]
+
+
+def test_columns_of_verl_have_no_candidates_unless_they_are_wanted_by_themselves(tmp_path: Path) -> None:
+    reward = {"style": "rule", "ground_truth": "4", "candidates": ["2+2=4"]}
+    path = parquet(tmp_path / "verl.parquet", [verl_row(reward_model=reward, extra_info={"index": 7})])
+    for candidates in (False, True):
+        (read,) = read_rows(path, Wanted(candidates=candidates, columns=True))
+        columns = json.loads(read.columns)
+        assert columns["reward_model"] == {"style": "rule", "ground_truth": "4"}
+        assert columns["extra_info"] == {"index": 7}
+        assert (read.reference, read.candidates) == ("4", ("2+2=4",) if candidates else ())

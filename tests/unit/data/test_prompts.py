@@ -8,6 +8,7 @@ import pytest
 
 from rlep.core.errors import DataError
 from rlep.core.types import Int32Array, Message, prompt_id_of
+from rlep.data.prompt_rows import Wanted
 from rlep.data.prompts import PromptSet, load_prompts
 
 
@@ -105,6 +106,23 @@ def test_the_digest_names_the_questions_and_their_order(tmp_path: Path) -> None:
     assert one == load(jsonl(tmp_path / "again.jsonl", *rows, rows[0])).digest  # a duplicate changes nothing
     assert one != load(jsonl(tmp_path / "turned.jsonl", *reversed(rows))).digest
     assert one != load(jsonl(tmp_path / "other.jsonl", rows[0], {"question": "b", "answer": "3"})).digest
+
+
+def test_columns_are_the_first_rows_and_part_of_the_digest(tmp_path: Path) -> None:
+    first: dict[str, object] = {"question": "a", "answer": "1", "level": 3}
+    second: dict[str, object] = {"question": "a", "answer": "1", "level": 4}
+
+    def with_columns(name: str, *rows: dict[str, object]) -> PromptSet:
+        return load_prompts(
+            [jsonl(tmp_path / name, *rows)], encode=one_token_per_word, max_tokens=10, wanted=Wanted(columns=True)
+        )
+
+    one = with_columns("one.jsonl", first, second)
+    assert json.loads(one.prompts[0].columns) == first | {"data_source": "one"}
+    assert one.prompts[0].asked == ("a", one.prompts[0].columns)
+    source: dict[str, object] = {"data_source": "s"}
+    digests = [with_columns(f"{level}.jsonl", row | source).digest for level, row in ((3, first), (4, second))]
+    assert digests[0] != digests[1]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,19 @@ async def test_admission_and_coverage_by_hand(tmp_path: Path) -> None:
     assert scene.progress.notes == ["question 5/5: 50.0 % of 20 responses correct, 3 questions covered"]
 
 
+@pytest.mark.parametrize(("temperature", "mode"), [(1, "raw"), ("rollout", "processed")])
+async def test_a_record_says_how_it_was_sampled_and_of_what_its_log_probs_are(
+    temperature: object, mode: str, tmp_path: Path
+) -> None:
+    stops = {"max_tokens": 64, "stop": ["</answer>"]}
+    scene = new_scene(loss={"temperature": temperature}, rollout=stops, collection={"min_p": 0.1})
+    await collected(tmp_path, scene)
+    assert scene.pool is not None
+    stored = [member.provenance for members in scene.pool.stored.values() for member in members]
+    assert {origin.logprobs_mode for origin in stored} == {mode}
+    assert {origin.sampling for origin in stored} == {Sampling(0.7, 0.95, 0, 64, 0.1, stop=("</answer>",))}
+
+
 async def test_the_report_reads_it(tmp_path: Path) -> None:
     await collected(tmp_path, new_scene())
     record = load_run(tmp_path, taken=set())

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlep.core.errors import LearnerLost
-from rlep.core.types import Float32Array, SequenceBatch
+from rlep.core.errors import JudgeAway, LearnerLost
+from rlep.core.types import Completion, Float32Array, Prompt, SequenceBatch, Verdict
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.sft import sft_step
-from tests.unit.driver.driver_fakes import Scene, World, filled_pool, scene_of
+from tests.unit.driver.driver_fakes import FakeVerifiers, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import BASE, config_of, evaluations, prompt_set, prompts_of, untimed
 
 TRAIN = prompt_set(10)
@@ -156,3 +156,31 @@ async def test_a_run_stopped_while_a_lost_learner_starts_again_saves_no_weights_
     scene.learner.restart = restart  # type: ignore[method-assign]
     await interrupted(tmp_path, scene, "plain", lambda happened: "restart" in happened)
     assert saved_steps(tmp_path) == []  # checkpoints are every 3 steps
+
+
+class AwayFrom(FakeVerifiers):
+    """Its server cannot be reached once a step asks for its replays."""
+
+    def __init__(self, world: World, step: int) -> None:
+        super().__init__(world)
+        self._step = step
+
+    async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
+        if asked(self._step)(self.world.happened):
+            self.fail = JudgeAway("the server behind rewards:judged could not be reached for 300 s")
+        return await super().grade(prompt, completions)
+
+
+async def test_a_judge_that_is_away_ends_the_run_after_its_last_complete_step_and_the_run_goes_on_from_there(
+    tmp_path: Path,
+) -> None:
+    scene = new_scene("plain")
+    scene.verifiers = AwayFrom(scene.world, step=2)
+    with pytest.raises(JudgeAway, match="could not be reached for 300 s"):
+        await trained(tmp_path, scene, "plain")
+    assert saved_steps(tmp_path) == [2]
+    assert scene.progress.notes[-1].startswith("stopped: the same command continues the run after step 2 of ")
+    await trained(tmp_path, new_scene("plain"), "plain")
+    assert (await trained(tmp_path / "undisturbed", new_scene("plain"), "plain")).state == (
+        await trained(tmp_path, new_scene("plain"), "plain")
+    ).state

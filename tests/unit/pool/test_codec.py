@@ -116,6 +116,69 @@ def test_a_record_whose_score_is_none_is_refused(before: bytes, after: bytes, re
         decode(resealed(blob.replace(before, after)), PROMPT)
 
 
+SHAPED = replace(
+    EXAMPLE,
+    provenance=replace(
+        EXAMPLE.provenance,
+        sampling=Sampling(0.7, 0.95, 20, 3072, 0.05, 1.1, stop=("</answer>", "\n\n\u00e9"), stop_tokens=(7, 151643)),
+    ),
+)
+
+
+def test_the_whole_sampling_comes_back() -> None:
+    check_equal(decode(encode(SHAPED), PROMPT), SHAPED)
+    stopped = replace(EXAMPLE, provenance=replace(EXAMPLE.provenance, sampling=Sampling(stop_tokens=(3,))))
+    check_equal(decode(encode(stopped), PROMPT), stopped)
+
+
+def test_score_sampling_and_template_lie_beside_each_other() -> None:
+    whole = replace(
+        SHAPED,
+        verdict=replace(EXAMPLE.verdict, score=0.5, parts={"right": 1.0}),
+        provenance=replace(SHAPED.provenance, template_digest="t"),
+    )
+    check_equal(decode(encode(whole), PROMPT), whole)
+    assert parse(encode(whole)).details[2:4] == b"\x06\x00"  # two pairs of its own, score, part, sampling, template
+
+
+def test_more_of_a_sampling_is_one_pair_of_the_metadata_and_a_record_without_is_as_ever() -> None:
+    written = b'{"min_p": 0.05, "repetition_penalty": 1.1, "stop": ["</answer>", "\\n\\n\\u00e9"], "stop_tokens": [7, 151643]}'
+    details = parse(encode(SHAPED)).details
+    assert details.count(b"\x13\x00provenance.sampling" + bytes([len(written), 0]) + written) == 1
+    assert details[2:4] == b"\x03\x00"  # two pairs of its own
+    assert b"provenance." not in encode(EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (b"0.05,", b"-.05,", "cannot be read"),
+        (b"0.05,", b"-1.5,", "min_p or repetition_penalty .* no finite number from 0"),
+        (b"0.05,", b" NaN,", "no finite number from 0"),
+        (b"0.05,", b"true,", "no finite number from 0"),
+        (b"0.05,", b" 0.5,", "not written as this rlep writes it"),
+        (b"[7, 151643]", b"[7, 15164.]", "cannot be read"),
+        (b"[7, 151643]", b'["7","1516"]'[:11], "cannot be read"),
+        (b"[7, 151643]", b"[7, 1516.5]", "stop_tokens .* something else than token ids"),
+        (b"[7, 151643]", b"          7", "stop_tokens 7 holds something else"),
+        (b'"</answer>"', b"12345678901", "stop .* something else than texts"),
+        (b'"min_p"', b'"top_p"', "not written as this rlep writes it"),
+        (b'"min_p"', b'"Min_p"', "cannot be read"),
+    ],
+)
+def test_a_record_whose_sampling_is_none_is_refused(before: bytes, after: bytes, reason: str) -> None:
+    blob = encode(SHAPED)
+    assert blob.count(before) == 1
+    assert len(before) == len(after)
+    with pytest.raises(RecordRefused, match=reason):
+        decode(resealed(blob.replace(before, after)), PROMPT)
+
+
+def test_a_key_of_the_sampling_in_the_metadata_is_refused() -> None:
+    with pytest.raises(RecordRefused, match=r"'provenance\.sampling' is kept for .* the sampling or"):
+        encode(replace(EXAMPLE, metadata={"provenance.sampling": "{}"}))
+
+
 def test_float16_rounds_to_11_bits_and_float32_keeps_every_bit() -> None:
     # Between 0.5 and 1 float16 steps by 2^-11: 0.7 lies between 1433/2048 and 1434/2048, nearer to 1434.
     example = replace(EXAMPLE, tokens=np.array([1], np.int32), logprobs=np.array([-0.7], np.float32))
@@ -171,7 +234,7 @@ def test_any_trajectory_comes_back_in_float32(tokens: list[int], metadata: dict[
         ({"metadata": {"a": "\ud800"}}, "surrogate"),
         ({"prompt_id": "a}b"}, "a}b"),
         ({"metadata": {"verdict.score": "1.0"}}, "'verdict.score' is kept for a verdict's score"),
-        ({"metadata": {"prompt.template": "x"}}, "'prompt.template' is kept for .* a template digest"),
+        ({"metadata": {"prompt.template": "x"}}, "'prompt.template' is kept for .* the template digest"),
         ({"verdict": replace(EXAMPLE.verdict, score=1.25)}, "score 1.25 does not lie"),
         ({"verdict": replace(EXAMPLE.verdict, score=1.0, parts={"a b": 1.0})}, "part name 'a b'"),
         ({"verdict": replace(EXAMPLE.verdict, parts={"format": 1.0})}, "named parts but no score"),

@@ -8,6 +8,7 @@ import pytest
 
 from rlep.config.settings import load_config
 from rlep.data.prompt_files import read_rows
+from rlep.data.prompt_rows import Wanted
 from rlep.services.verifier.gym import GymVerifier
 from studies.tasks.smollm2 import HELD_OUT, TRAIN, WARM_UP, expressions, main, responses
 
@@ -29,7 +30,8 @@ def test_the_solver_finds_every_right_response() -> None:
 def test_the_files_have_different_questions_and_the_tasks_scorer_agrees_with_the_solver(tmp_path: Path) -> None:
     main(tmp_path)
     parts = {
-        name: list(read_rows(tmp_path / f"{name}.parquet", candidates=True)) for name in ("train", "held-out", "solver")
+        name: list(read_rows(tmp_path / f"{name}.parquet", Wanted(candidates=True)))
+        for name in ("train", "held-out", "solver")
     }
     assert {name: len(rows) for name, rows in parts.items()} == {
         "train": TRAIN,

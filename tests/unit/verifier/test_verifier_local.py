@@ -279,9 +279,8 @@ def test_only_what_follows_the_last_mark_is_graded_and_the_version_names_it(prof
         assert {verdict.version for verdict in verdicts} == {f"{plain.version}-after-</think>"} == {verifier.version}
         assert sum(verifier.stats().by_status.values()) == len(texts)
         verifier.check()  # its self-test stands behind the mark
-        assert [
-            verdict.status for verdict in verifier.grade_answers([("7", "Answer: 7" if profile == "dapo" else "7")])
-        ] == ["correct"]
+        stated = verifier.respond("Answer: 7" if profile == "dapo" else "7")
+        assert verifier.grade("7", [stated], [False])[0].status == "correct"
 
 
 def test_rows_are_graded_after_a_mark_of_ones_own(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def line_of(held: Held) -> ExportRow:
 
 
 def fields_of(line: ExportRow) -> dict[str, Any]:
-    """The row of a line: token ids and log-probs as arrays; score, parts and template digest in ``metadata``."""
+    """The row of a line, token ids and log-probs as arrays; ``metadata`` has what ``stored_metadata`` puts there."""
     trajectory = line.trajectory
     verdict, origin = trajectory.verdict, trajectory.provenance
     return {
@@ -87,7 +87,8 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
     """
     if fields["precision"] not in ((None,) if fields["logprobs"] is None else get_args(Precision)):
         raise RecordRefused(f"precision {fields['precision']!r} does not fit the log-probs")
-    also = from_metadata(fields["metadata"])
+    numbered = Sampling(float(fields["temperature"]), float(fields["top_p"]), fields["top_k"], fields["max_tokens"])
+    also = from_metadata(fields["metadata"], numbered)
     trajectory = Trajectory(
         prompt_id=fields["prompt_id"],
         tokens=fields["tokens"],
@@ -107,7 +108,7 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
             fields["policy_digest"],
             fields["policy_version"],
             fields["tokenizer_digest"],
-            Sampling(float(fields["temperature"]), float(fields["top_p"]), fields["top_k"], fields["max_tokens"]),
+            also.sampling,
             fields["logprobs_mode"],
             fields["logprobs_dtype"],
             also.template_digest,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rlep.core.errors import PoolError, RecordRefused
 from rlep.core.types import (
+    NOT_ASKED,
+    Asked,
     Int32Array,
     Message,
     Provenance,
@@ -55,8 +57,8 @@ class Texts(Protocol):
         """The text of response tokens ``[T]``."""
 
 
-GradePairs = Callable[[Sequence[tuple[str, str, bool]]], list[Verdict]]
-"""``BaseVerifier.grade_pairs``: one verdict per (reference, text, truncated), in order."""
+GradePairs = Callable[[Sequence[tuple[str, str, bool, Asked]]], list[Verdict]]
+"""``BaseVerifier.grade_pairs``: one verdict per (reference, text, truncated, question), in order."""
 
 
 class TextAnswers(NamedTuple):
@@ -67,6 +69,7 @@ class TextAnswers(NamedTuple):
     answers: tuple[str, ...]
     opening: str = ""
     """The mark with which its prompt opens the responses' thinking, e.g. ``<think>``: graded text begins with it."""
+    asked: Asked = NOT_ASKED
 
 
 class _Candidate(NamedTuple):
@@ -96,7 +99,10 @@ def import_texts(
     for some in _batches(questions):
         candidates = list(_candidates(some, tokenizer, max_tokens, report))
         fresh = _not_held(pool, candidates, report)
-        pairs = [(one.question.reference, one.question.opening + tokenizer.decode(one.tokens), False) for one in fresh]
+        pairs = [
+            (one.question.reference, one.question.opening + tokenizer.decode(one.tokens), False, one.question.asked)
+            for one in fresh
+        ]
         accepted: list[Trajectory] = []
         for one, verdict in zip(fresh, grade_pairs(pairs), strict=True):
             if verdict.status == "correct":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlep.core.errors import PoolError
-from rlep.core.types import Trajectory, Verdict
+from rlep.core.types import NOT_ASKED, Asked, Trajectory, Verdict
 from rlep.services.pool.files.texts import GradePairs, Texts
 from rlep.services.pool.storage.scan import trajectory_of
 
@@ -59,11 +59,13 @@ def reverify(
     quarantine: bool,
     report: Callable[[Difference], None],
     openings: Mapping[str, str] | None = None,
+    asked: Mapping[str, Asked] | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Reverified:
     """Grade every response of a pool against ``references`` (prompt id → reference), some hundred at a time.
 
     ``openings`` (prompt id → mark) are what prompts open themselves, e.g. ``<think>``: the text that is graded begins with it.
+    ``asked`` (prompt id → question) is what a reward function may ask for.
 
     ``report`` is told of every difference. With ``quarantine`` what has another verdict now is set aside, never to come
     back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, or another tokenizer.
@@ -82,7 +84,12 @@ def reverify(
     for batch in _batches(pool, known):
         texts = [(openings or {}).get(one.prompt_id, "") + tokenizer.decode(one.tokens) for one in batch]
         pairs = [
-            (references[one.prompt_id], text, one.finish_reason == "length")
+            (
+                references[one.prompt_id],
+                text,
+                one.finish_reason == "length",
+                (asked or {}).get(one.prompt_id, NOT_ASKED),
+            )
             for one, text in zip(batch, texts, strict=True)
         ]
         for one, verdict in zip(batch, grade_pairs(pairs), strict=True):

@@ -1,15 +1,18 @@
 """The small fields of a record: fixed numbers, then length-prefixed UTF-8 strings, in the order written here.
 
-A verdict's score and its parts, and the template digest, lie among the metadata, under keys of their own: records without
-them are as they always were, and a reader that knows none of them reads records that have some.
+Fields that came later lie among the metadata, under keys of their own: a verdict's score and its parts, how tokens were sampled
+beside temperature, top-p and top-k, and the template digest. Records without them are as they always were, and a reader that
+knows none of them reads the others too.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple, NoReturn
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple, NoReturn
 
 from rlep.core.errors import RecordRefused
 from rlep.core.scores import score_fault
@@ -29,7 +32,10 @@ _NUMBERS = struct.Struct("<BBHqiidddd")
 _LENGTH = struct.Struct("<H")
 _STRINGS = 9
 _LONGEST = 0xFFFF
-_SCORE, _PART, _TEMPLATE = "verdict.score", "verdict.part.", "prompt.template"
+_SCORE, _PART = "verdict.score", "verdict.part."
+_SAMPLING, _TEMPLATE = "provenance.sampling", "prompt.template"
+_NUMBERED = ("temperature", "top_p", "top_k", "max_tokens")
+"""Fields of ``Sampling`` that a record has as numbers of its own."""
 
 
 class FromMetadata(NamedTuple):
@@ -37,6 +43,7 @@ class FromMetadata(NamedTuple):
 
     score: float | None
     parts: dict[str, float]
+    sampling: Sampling
     template_digest: str
     rest: dict[str, str]
 
@@ -66,12 +73,14 @@ def pack_details(trajectory: Trajectory) -> bytes:
 
 
 def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
-    """The metadata with score, parts and template digest among them. Raises ``RecordRefused`` where it has such keys itself."""
-    metadata, verdict = dict(trajectory.metadata), trajectory.verdict
-    if taken := [key for key in metadata if _of_a_score(key) or key == _TEMPLATE]:
-        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score or a template digest")
-    if trajectory.provenance.template_digest:
-        metadata[_TEMPLATE] = trajectory.provenance.template_digest
+    """The metadata with the fields of ``FromMetadata`` among them. Raises ``RecordRefused`` where it has such keys itself."""
+    metadata, verdict, provenance = dict(trajectory.metadata), trajectory.verdict, trajectory.provenance
+    if taken := [key for key in metadata if _of_a_score(key) or key in (_SAMPLING, _TEMPLATE)]:
+        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score, the sampling or the template digest")
+    if sampled := _written(provenance.sampling):
+        metadata[_SAMPLING] = sampled
+    if provenance.template_digest:
+        metadata[_TEMPLATE] = provenance.template_digest
     if verdict.score is None:
         if verdict.parts:
             _refuse("a verdict has named parts but no score")
@@ -82,15 +91,23 @@ def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
     return metadata | {_PART + name: repr(float(value)) for name, value in verdict.parts.items()}
 
 
-def from_metadata(metadata: Mapping[str, str]) -> FromMetadata:
-    """The fields in what ``stored_metadata`` gave. Raises ``RecordRefused`` where they are no such."""
+def from_metadata(metadata: Mapping[str, str], numbered: Sampling) -> FromMetadata:
+    """The fields in what ``stored_metadata`` gave, of a record whose sampling has the numbers of ``numbered``.
+
+    Raises ``RecordRefused`` where they are no such.
+    """
     rest = dict(metadata)
+    score, parts = _score_in({key: rest.pop(key) for key in metadata if _of_a_score(key)})
+    sampling = _sampling_in(rest.pop(_SAMPLING, None), numbered)
     template = rest.pop(_TEMPLATE, None)
     if template == "":
         _refuse("a template digest is empty")
-    texts = {key: rest.pop(key) for key in metadata if _of_a_score(key)}
+    return FromMetadata(score, parts, sampling, template or "", rest)
+
+
+def _score_in(texts: Mapping[str, str]) -> tuple[float | None, dict[str, float]]:
     if not texts:
-        return FromMetadata(None, {}, template or "", rest)
+        return None, {}
     try:
         numbers = {key: float(text) for key, text in texts.items()}
     except (TypeError, ValueError):
@@ -101,7 +118,35 @@ def from_metadata(metadata: Mapping[str, str]) -> FromMetadata:
     parts = {key.removeprefix(_PART): value for key, value in numbers.items()}
     if fault := score_fault(score, parts):
         _refuse(fault)
-    return FromMetadata(score, parts, template or "", rest)
+    return score, parts
+
+
+def _sampling_in(text: str | None, numbered: Sampling) -> Sampling:
+    if text is None:
+        return numbered
+    try:
+        read = json.loads(text).items()
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in read}
+        sampling = replace(numbered, **values)
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        _refuse(f"the sampling {text!r:.80} cannot be read")
+    if _written(sampling) != text:
+        _refuse(f"the sampling {text!r:.80} is not written as this rlep writes it")
+    return sampling
+
+
+def _written(sampling: Sampling) -> str:
+    """The fields without a number of their own that are not as by default, as JSON; empty where all are."""
+    numbers, texts, tokens = (sampling.min_p, sampling.repetition_penalty), sampling.stop, sampling.stop_tokens
+    if not all(type(value) in (int, float) and math.isfinite(value) and value >= 0 for value in numbers):
+        _refuse(f"min_p or repetition_penalty {numbers!r:.80} is no finite number from 0")
+    if not (isinstance(texts, tuple) and all(type(text) is str for text in texts)):
+        _refuse(f"stop {texts!r:.80} holds something else than texts")
+    if not (isinstance(tokens, tuple) and all(type(token) is int for token in tokens)):
+        _refuse(f"stop_tokens {tokens!r:.80} holds something else than token ids")
+    plain, values = asdict(Sampling()), asdict(sampling)
+    changed = {name: value for name, value in values.items() if name not in _NUMBERED and value != plain[name]}
+    return json.dumps(changed, sort_keys=True) if changed else ""
 
 
 def _of_a_score(key: object) -> bool:
@@ -156,8 +201,8 @@ def unpack_details(
         _refuse("details hold an unknown verdict status or a number that is not finite")
     strings = _unpacked_strings(details, _STRINGS + 2 * pairs)
     extracted, verifier, verifier_version, path, policy, tokenizer, mode, dtype, sample_id, *metadata = strings
-    also = from_metadata(dict(zip(metadata[::2], metadata[1::2], strict=True)))
-    sampling = Sampling(temperature, top_p, top_k, max_tokens)
+    numbered = Sampling(temperature, top_p, top_k, max_tokens)
+    also = from_metadata(dict(zip(metadata[::2], metadata[1::2], strict=True)), numbered)
     return Trajectory(
         prompt_id=prompt_id,
         tokens=tokens,
@@ -173,7 +218,7 @@ def unpack_details(
             also.score,
             also.parts,
         ),
-        provenance=Provenance(policy, version, tokenizer, sampling, mode, dtype, also.template_digest),
+        provenance=Provenance(policy, version, tokenizer, also.sampling, mode, dtype, also.template_digest),
         created_at=created_at,
         sample_id=sample_id,
         metadata=also.rest,

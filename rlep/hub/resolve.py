@@ -1,0 +1,85 @@
+"""Names of models and data sets, resolved once before a command starts anything: each is pinned to a commit and downloaded.
+
+A pinned config says the same on every machine and for ever: it is what a run records, and what a continued run is held against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rlep.config.schema import Config, ModelConfig
+from rlep.core.errors import ConfigError, ModelError
+from rlep.core.hub_names import hub_data, is_commit, is_model_id
+from rlep.hub.data_files import data_files, pin_data
+from rlep.hub.repository import DOUBLE, NESTED, Repository
+
+TEXTS = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
+"""Config, tokenizer and template."""
+WEIGHTS = ("*.safetensors",)
+
+
+def pin(config: Config) -> Config:
+    """Return ``config`` with the commits that its names stand for now; nothing but names is asked for.
+
+    Raises ``ModelError`` or ``DataError`` saying why a name stands for nothing, ``ConfigError`` for a directory's revision.
+    """
+    data = config.data
+    train = tuple(one.model_copy(update={"path": pin_data(one.path)}) for one in data.train)
+    sets = {"train": train, "evaluation": tuple(map(pin_data, data.evaluation))}
+    return config.with_values(model={"revision": _pinned(config.model)}, data=sets)
+
+
+def resolve(config: Config, note: Callable[[str], None], *, check: Callable[[Config], None] | None = None) -> Config:
+    """Return ``config`` pinned, with all that it names on this machine; raises as ``pin``.
+
+    ``check`` is shown the pinned config, and may refuse it before anything is downloaded.
+    """
+    pinned = pin(config)
+    if check is not None:
+        check(pinned)
+    if pinned.model.revision:
+        note(f"model: {model_text(pinned.model)}")
+        model_directory(pinned.model)
+    for path in (*pinned.data.train_paths, *pinned.data.evaluation):
+        if hub_data(path):
+            note(f"data: {path}")
+            data_files(path)
+    return pinned
+
+
+def model_directory(model: ModelConfig, *, weights: bool = True) -> Path:
+    """Return the model's directory on this machine; one of the hub is downloaded unless it is here.
+
+    Without ``weights`` its texts suffice: a tokenizer is at hand without gigabytes.
+    """
+    revision = _pinned(model)
+    if revision is None:
+        return model.path
+    return download_model(str(model.path), revision, weights=weights)
+
+
+def model_text(model: ModelConfig) -> str:
+    """Return the model as a line of a report has it: a directory, or an id with its commit."""
+    return f"{model.path} of the hub, commit {model.revision}" if model.revision else str(model.path)
+
+
+def download_model(name: str, commit: str, *, weights: bool = True) -> Path:
+    """Return the directory of a model at a commit. Raises ``ModelError`` saying why there is none."""
+    repository = Repository("model", name)
+    if weights and not any(file.endswith(".safetensors") for file in repository.files(commit)):
+        raise ModelError(f"{name} at {commit} has no *.safetensors weights; other formats are not read")
+    return repository.snapshot(commit, [*TEXTS, *(WEIGHTS if weights else ())], [*NESTED, *DOUBLE])
+
+
+def _pinned(model: ModelConfig) -> str | None:
+    """Return the commit of a model of the hub; None for a directory, which wins over an id."""
+    if is_model_id(model.path, asked=model.revision is not None):
+        return (
+            model.revision if is_commit(model.revision) else Repository("model", str(model.path)).commit(model.revision)
+        )
+    if model.revision is not None:
+        raise ConfigError(
+            f"model.revision = {model.revision}: {model.path} is a directory, or no ORG/NAME of the hub, and has no revisions"
+        )
+    return None

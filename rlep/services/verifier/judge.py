@@ -1,0 +1,152 @@
+"""Profile ``judge:FILE``: a model behind an OpenAI-compatible address scores responses, as the file says."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import tomllib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rlep.core.errors import ConfigError
+from rlep.services.verifier.answers import after_thinking
+
+JUDGE = "judge "
+"""A worker's task, before the path of the file."""
+TOKEN = "RLEP_JUDGE_TOKEN"
+"""Environment variable with the token that the server asks for, if it does."""
+_NAMES = re.compile(r"\{(\w+)\}")
+_CONNECT_S = 10.0
+
+
+class NoScore(ValueError):
+    """The judge's answer has no score: the response is ``crashed``, as the judge says nothing about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeFile:
+    """Settings of a judge, as the TOML file has them."""
+
+    url: str
+    """Address up to the version, e.g. ``http://127.0.0.1:8000/v1``."""
+    model: str
+    """Name under which the server knows the model."""
+    prompt: str
+    """Message to the judge; ``{prompt}``, ``{response}``, ``{reference}`` and names of columns in braces are filled in."""
+    score: str = r"<score>\s*([-+.\d]+)\s*</score>"
+    """Regular expression; group 1 of its last match in the answer, after any thinking, is the score."""
+    range: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    """Lowest and highest score that the prompt asks for."""
+    temperature: float = 0.0
+    max_tokens: int = 1024
+    extra: dict[str, object] = field(default_factory=dict)
+    """Further fields of the request, e.g. ``chat_template_kwargs``."""
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits that name the judge, wherever it is served."""
+        named = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "url"}
+        return hashlib.blake2b(json.dumps(named, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def read_judge(path: Path) -> JudgeFile:
+    """Read the settings of a judge. Raises ConfigError naming the key."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"judge file {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"judge file {path} is not TOML: {error}") from None
+    texts, numbers = ("url", "model", "prompt", "score"), ("temperature", "max_tokens")
+    known = (*texts, *numbers, "range", "extra")
+    kinds = dict.fromkeys(texts, (str,)) | dict.fromkeys(numbers, (int, float)) | {"range": (list,), "extra": (dict,)}
+    faults = [f"has no {key}" for key in texts[:3] if key not in raw]
+    faults += [f"has an unknown key {key}; known are {', '.join(known)}" for key in raw if key not in known]
+    faults += [f"{key} = {raw[key]!r}" for key in known if key in raw and not isinstance(raw[key], kinds[key])]
+    if faults:
+        raise ConfigError(f"judge file {path}: {faults[0]}")
+    judge = JudgeFile(**raw)
+    if fault := _fault_of(judge):
+        raise ConfigError(f"judge file {path}: {fault}")
+    return judge
+
+
+def _fault_of(judge: JudgeFile) -> str:
+    parts = urlsplit(judge.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"url = {judge.url!r} is not http://HOST:PORT/v1 or https://…"
+    if parts.username or parts.password:
+        return f"url holds a name or password; give the token in {TOKEN} instead"
+    if os.environ.get(TOKEN) and parts.scheme == "http" and not _is_loopback(parts.hostname):
+        return f"url = {judge.url!r} would carry the token in {TOKEN} in the clear: take https://, or unset it"
+    if "{response}" not in judge.prompt:
+        return "prompt does not hold {response}, so every response would get the same score"
+    try:
+        groups = re.compile(judge.score).groups
+    except re.error as error:
+        return f"score = {judge.score!r} is no regular expression: {error}"
+    if not groups:
+        return f"score = {judge.score!r} has no group (…) for the number"
+    return "" if len(judge.range) == 2 else f"range = {judge.range}: two numbers, the lowest and the highest score"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def judge_function(judge: JudgeFile) -> Callable[..., Awaitable[float]]:
+    """The judge as a reward function."""
+    import httpx
+
+    token = os.environ.get(TOKEN)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    # The deadline is the caller's.
+    client = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(None, connect=_CONNECT_S))
+
+    async def score(prompt: str, response: str, reference: str, **columns: object) -> float:
+        given = columns | {"prompt": prompt, "response": response, "reference": reference}
+        message = {"role": "user", "content": filled(judge.prompt, given)}
+        sampling = {"temperature": judge.temperature, "max_tokens": judge.max_tokens}
+        request = {"model": judge.model, "messages": [message]} | sampling | judge.extra
+        answer = await client.post(f"{judge.url.rstrip('/')}/chat/completions", json=request)
+        if answer.is_client_error:  # the server says why, in a field that is not the same everywhere
+            reason = " ".join(answer.text[:300].split())
+            raise httpx.HTTPStatusError(f"{answer.status_code} {reason}", request=answer.request, response=answer)
+        answer.raise_for_status()
+        return score_in(answer.json()["choices"][0]["message"]["content"] or "", judge.score)
+
+    low, high = judge.range
+    vars(score)["score_range"] = (low, high)
+    return score
+
+
+def filled(prompt: str, values: Mapping[str, object]) -> str:
+    """The prompt with its names in braces replaced, once, where ``values`` has them: no text that is filled in is looked at."""
+
+    def value(match: re.Match[str]) -> str:
+        if match.group(1) not in values:
+            return match.group()
+        found = values[match.group(1)]
+        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+    return _NAMES.sub(value, prompt)
+
+
+def score_in(answer: str, pattern: str) -> float:
+    """The number that an answer ends with. Raises NoScore."""
+    final = after_thinking(answer)
+    found = re.findall(pattern, final or "")
+    text = found[-1] if found else ""
+    try:
+        return float(text[0] if isinstance(text, tuple) else text)
+    except ValueError:
+        said = f"ends with {answer[-80:]!r}" if answer else "is empty"
+        raise NoScore(f"the judge's answer {said}, in which score = {pattern!r} finds no number") from None

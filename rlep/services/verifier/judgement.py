@@ -1,0 +1,107 @@
+"""The finding of a judge, and what a user's function may return as one."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
+from decimal import Decimal
+from numbers import Real
+from typing import Any, NamedTuple
+
+from rlep.core.scores import score_fault
+from rlep.services.verifier.frames import GradingJob
+
+MAX_REASON = 2000
+_OWN_FILES = os.path.dirname(__file__) + os.sep
+"""A traceback is shown from below the last frame in these."""
+_MAX_FRAMES = 8
+"""Innermost frames of a traceback that are shown."""
+
+
+class BadScore(ValueError):
+    """The user's function returned a score or parts that mean nothing: the response is ``crashed``."""
+
+
+class Judgement(NamedTuple):
+    """Finding of a judge."""
+
+    status: str
+    extracted: str | None
+    failure: str = ""
+    """Of what is ``crashed``: ``Kind: message``, and below it where in the user's function."""
+    score: float | None = None
+    parts: Mapping[str, float] = {}
+
+    def reply(self, seconds: float) -> list[Any]:
+        """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``."""
+        reply = [self.status, self.extracted, seconds, self.failure]
+        return reply if self.score is None else [*reply, self.score, self.parts]
+
+    @property
+    def credit(self) -> float:
+        """``score``; without one 1 for ``correct`` and 0 for every other status."""
+        return float(self.status == "correct") if self.score is None else self.score
+
+
+class Judge(NamedTuple):
+    """What a worker serves."""
+
+    judge: Callable[[GradingJob], Coroutine[Any, Any, Judgement]]
+    """May run for ever, exhaust memory, or kill its process."""
+    is_async: bool = False
+    """It waits for something in an event loop; without, it never gives up control."""
+
+
+def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: float = 1.0) -> Judgement:
+    """A bool as it is; a number, or a mapping with ``score`` and named parts, with its score, of [low, high] moved to [0, 1].
+
+    Raises BadScore for anything else.
+    """
+    found = _unboxed(found)
+    if isinstance(found, bool):
+        return Judgement("correct" if found else "wrong", extracted)
+    if isinstance(found, Mapping):
+        parts = {name: _number(name, value) for name, value in found.items()}
+        if "score" not in parts:
+            raise BadScore('a mapping of named parts needs the key "score", the reward')
+        score = parts.pop("score")
+    elif isinstance(found, Real | Decimal):
+        score, parts = float(found), {}
+    else:
+        raise BadScore(
+            f"it returned {found!r:.60} ({type(found).__name__}), which is neither a bool, a number nor a mapping"
+        )
+    if not low <= score <= high:
+        raise BadScore(
+            f"score {score:g} does not lie in [{low:g}, {high:g}]; scale it, or declare its range as the function's "
+            "attribute score_range, e.g. (-1.0, 2.0)"
+        )
+    score = (score - low) / (high - low)
+    if fault := score_fault(score, parts):
+        raise BadScore(fault)
+    return Judgement("correct" if score == 1.0 else "wrong", extracted, "", score, parts)
+
+
+def _unboxed(value: object) -> object:
+    """A scalar of numpy or torch as Python's own."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _number(name: object, value: object) -> float:
+    value = _unboxed(value)
+    if not isinstance(name, str) or not isinstance(value, Real | Decimal):
+        raise BadScore(f"{name!r:.80}: {value!r:.60} is not a number under a name")
+    return float(value)
+
+
+def failure_of(error: Exception) -> str:
+    """``Kind: message``, and a traceback of the function's own frames."""
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [index for index, frame in enumerate(stack) if frame.filename.startswith(_OWN_FILES)]
+    frames_below = stack[own[-1] + 1 :] if own else stack
+    said = f"{type(error).__name__}: {error}"[:MAX_REASON]
+    if not frames_below:
+        return said
+    below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
+    return f"{said}\nTraceback (most recent call last):\n{below}".rstrip()

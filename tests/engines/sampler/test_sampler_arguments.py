@@ -1,0 +1,42 @@
+"""Arguments of the engine as vLLM's own class holds them: rlep's, and those of ``[generator.engine]``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from rlep.config.engine_arguments import OWNED
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
+from rlep.engines.sampler.setup import engine_arguments, owned_arguments
+from rlep.engines.sampler.vllm_private import engine_argument_names
+
+ON_GPU = ["generator.gpus=1", "learner.gpus=1"]
+
+
+@pytest.mark.parametrize("devices", [[], ON_GPU])
+def test_whatever_rlep_sets_is_refused_in_the_table(devices: list[str], tmp_path: Path) -> None:
+    assert owned_arguments(tmp_path, load_config([], devices)).keys() <= OWNED.keys()
+
+
+def test_names_read_from_the_source_are_the_fields_of_the_class() -> None:
+    from vllm import AsyncEngineArgs
+
+    assert {field.name for field in fields(AsyncEngineArgs)} == engine_argument_names()
+
+
+def test_arguments_reach_vllm_and_win_over_what_rlep_only_prefers(tmp_path: Path) -> None:
+    plain = engine_arguments(tmp_path, load_config())
+    assert (plain.block_size, plain.enable_prefix_caching, plain.kv_cache_dtype) == (128, True, "auto")
+    given = ["enable_prefix_caching=false", "block_size=32", 'kv_cache_dtype="fp8"']
+    asked = engine_arguments(tmp_path, load_config([], [f"generator.engine.{setting}" for setting in given]))
+    assert (asked.block_size, asked.enable_prefix_caching, asked.kv_cache_dtype) == (32, False, "fp8")
+    assert asked.max_model_len == plain.max_model_len == 1024 + 3072
+    assert engine_arguments(tmp_path, load_config([], ON_GPU)).block_size is None
+
+
+def test_an_argument_that_vllm_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"generator\.engine\.blocksize: .* did you mean block_size\?"):
+        engine_arguments(tmp_path, load_config([], ["generator.engine.blocksize=32"]))

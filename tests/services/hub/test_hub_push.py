@@ -1,0 +1,166 @@
+"""``rlep push`` and ``rlep pool push | pull``: what arrives on the hub, with which card, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlep.algorithms.evaluation import INTERVAL
+from rlep.cli import app
+from rlep.driver.checkpoint import write_json
+from rlep.engines.tokenizer import load_tokenizer
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from tests.fake_hub import Hub
+from tests.services.pool.pool_commands import MODEL, ROWS, Commands
+from tests.services.pool.pool_servers import serving, socket_in
+from tests.unit.launch.test_evaluated_model import checkpoint, run_of
+
+SHARED = "datasets/org/shared"
+
+
+@pytest.fixture(scope="module")
+def server(any_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    with (
+        EmbeddedRedis(tmp_path_factory.mktemp("pool"), any_binary) as server,
+        serving(server, listen=socket_in(server)),
+    ):
+        yield server
+
+
+@pytest.fixture
+def writer(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub, for someone who may write."""
+    hub.tokens.add("hf_secret")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    return hub
+
+
+@pytest.fixture
+def rlep(server: EmbeddedRedis, tmp_path: Path, request: pytest.FixtureRequest) -> Commands:
+    data = tmp_path / "questions.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return Commands(server, load_tokenizer(MODEL), data, f"push-{zlib.crc32(request.node.nodeid.encode()):x}")
+
+
+def filled(rlep: Commands, *texts: str) -> str:
+    """Add responses to question 1; returns the pool's digest."""
+    with rlep.pool() as pool:
+        pool.add([rlep.answer(1, text) for text in texts])
+        return pool.digest()
+
+
+def test_a_pool_comes_back_from_the_hub_as_it_was(writer: Hub, rlep: Commands) -> None:
+    digest = filled(rlep, r"\boxed{2}", r"So \boxed{2}")
+    pushed = rlep.run("push", "org/shared")
+    assert pushed.exit_code == 0, pushed.output
+    commit = writer.branches[SHARED]["main"]
+    assert pushed.stdout == f"2 records of pool {rlep.name} in org/shared, commit {commit}\n"
+    assert SHARED in writer.private
+    assert sorted(writer.commits[SHARED][commit]) == ["README.md", "manifest.json", "part-00000.parquet"]
+    pulled = rlep.run("pull", "org/shared", "--json", name=f"{rlep.name}-twin")
+    told = json.loads(pulled.stdout)
+    assert (told["inserted"], told["duplicates"], told["source"]) == (2, 0, f"org/shared@{commit}")
+    with rlep.pool(f"{rlep.name}-twin") as twin:
+        assert twin.digest() == digest
+    again = json.loads(rlep.run("pull", "org/shared", "--json", name=f"{rlep.name}-twin").stdout)
+    assert (again["inserted"], again["duplicates"]) == (0, 2)
+
+
+def test_the_card_says_what_the_pool_holds_and_how_to_get_it(writer: Hub, rlep: Commands) -> None:
+    digest = filled(rlep, r"\boxed{2}")
+    rlep.run("push", "org/shared", "--public")
+    assert SHARED not in writer.private
+    card = writer.commits[SHARED][writer.branches[SHARED]["main"]]["README.md"].decode()
+    assert card.startswith('---\ntags: ["rlep", "reinforcement-learning", "experience-replay", "rlep-pool"]\n---\n')
+    assert f"* 1 response to 1 question, digest `{digest}`\n" in card
+    assert f"* tokenizer `{rlep.tokenizer.digest}`" in card
+    assert "* written by `policy@1`: 1\n* graded by `math@0`: 1\n" in card
+    assert f"rlep pool pull org/shared --embedded runs/shared --name {rlep.name}" in card
+
+
+def test_a_later_push_replaces_the_shards_and_an_earlier_commit_stays(writer: Hub, rlep: Commands) -> None:
+    writer.push(SHARED, {"part-00007.parquet": b"old", "notes.md": b"mine"})
+    filled(rlep, r"\boxed{2}")
+    assert rlep.run("push", "org/shared").exit_code == 0
+    first = writer.branches[SHARED]["main"]
+    assert sorted(writer.commits[SHARED][first]) == ["README.md", "manifest.json", "notes.md", "part-00000.parquet"]
+    filled(rlep, r"So \boxed{2}")
+    assert rlep.run("push", "org/shared").exit_code == 0
+    pulled = rlep.run("pull", "org/shared", "--revision", first, "--json", name=f"{rlep.name}-first")
+    assert json.loads(pulled.stdout)["inserted"] == 1
+
+
+def test_what_is_no_pool_or_was_changed_on_the_hub_is_refused_and_nothing_is_stored(
+    writer: Hub, rlep: Commands
+) -> None:
+    writer.push(SHARED, {"train.parquet": b"x"})
+    message = rlep.run("pull", "org/shared").stderr
+    assert "is no pool: it has no manifest.json; `rlep pool push` makes one" in message
+    filled(rlep, r"\boxed{2}")
+    rlep.run("push", "org/shared")
+    files = dict(writer.commits[SHARED][writer.branches[SHARED]["main"]])
+    shard = files["part-00000.parquet"]
+    writer.push(SHARED, files | {"part-00000.parquet": shard[:-1] + bytes([shard[-1] ^ 1])})
+    refused = rlep.run("pull", "org/shared", name=f"{rlep.name}-other")
+    assert refused.exit_code == 2
+    assert "the manifest says" in refused.stderr
+    assert rlep.json("stats", name=f"{rlep.name}-other")["trajectories"] == 0
+
+
+def test_without_a_token_that_may_write_a_push_is_one_sentence(
+    hub: Hub, rlep: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    filled(rlep, r"\boxed{2}")
+    refused = rlep.run("push", "org/shared")
+    assert refused.exit_code == 2
+    assert (
+        "refuses this for org/shared (401): give an access token that may, in HF_TOKEN, or by `hf auth login`"
+        in " ".join(refused.stderr.split())
+    )
+    assert "hf_wrong" not in refused.output
+
+
+def test_a_run_s_checkpoint_is_pushed_with_a_card_of_base_data_method_and_intervals(
+    writer: Hub, tmp_path: Path
+) -> None:
+    run = run_of(
+        tmp_path / "run",
+        "model.path=org/tiny",
+        f"model.revision={'c' * 40}",
+        f'data.train="hf:org/gsm8k/main:train@{"d" * 40}"',
+        "update.lr=1e-5",
+        'pool.url="redis://10.0.0.1"',
+    )
+    model = checkpoint(run, 20, 0.5) / "model"
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"new")
+    row = {"data_source": "aime", "questions": 30, "n": 4, "avg": 0.25, "ci": [0.2, 0.31], "interval": INTERVAL}
+    (run / "evaluations.jsonl").write_text("".join(json.dumps({"step": step, **row}) + "\n" for step in (10, 20)))
+    writer.push("models/org/mine", {"model-00001-of-00002.safetensors": b"old", "notes.md": b""})
+    done = CliRunner().invoke(app, ["push", str(run), "org/mine"])
+    assert done.exit_code == 0, done.output
+    commit = writer.branches["models/org/mine"]["main"]
+    files = writer.commits["models/org/mine"][commit]
+    assert done.stdout == f"last checkpoint of {run}, step 20, in org/mine, commit {commit}\n"
+    assert sorted(files) == ["README.md", "config.json", "model.safetensors", "notes.md"]
+    card = files["README.md"].decode()
+    assert 'base_model: "org/tiny"\ndatasets: ["org/gsm8k"]\n' in card
+    assert f"* base model: org/tiny, commit `{'c' * 40}`\n" in card
+    assert card.count(f"aime: avg@4 25.0 % (20.0 to 31.0: {INTERVAL}), 30 questions") == 1
+    assert "update.lr = 1e-05" in card
+    assert "10.0.0.1" not in card
+    assert str(tmp_path) not in card
+
+
+def test_what_is_no_run_is_refused(writer: Hub, tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {})
+    refused = CliRunner().invoke(app, ["push", str(tmp_path), "org/mine"])
+    assert refused.exit_code == 2
+    assert "is no directory of a training run: it has no checkpoints" in " ".join(refused.stderr.split())
+    assert not writer.commits
