@@ -48,7 +48,7 @@ SIGNATURES = {
         "(rewards: 'ArrayLike', groups: 'ArrayLike', *, ddof: 'int' = 1, eps: 'float' = 1e-06, "
         "scale: 'bool' = True) -> 'Float64Array'"
     ),
-    "load_tokenizer": "(model: 'Path | ModelConfig') -> 'Tokenizer'",
+    "load_tokenizer": "(model_dir: 'Path', model: 'ModelConfig | None' = None) -> 'Tokenizer'",
     "overlong_penalty": "(length: 'int', *, max_length: 'int', buffer: 'int', factor: 'float' = 1.0) -> 'float'",
     "policy_loss": (
         "(logprobs: 'Tensor', old_logprobs: 'Tensor', advantages: 'Tensor', mask: 'Tensor', *, "
