@@ -21,6 +21,7 @@ from tests.services.pool.pool_servers import serving, socket_in
 from tests.unit.launch.test_evaluated_model import checkpoint, run_of
 
 SHARED = "datasets/org/shared"
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # as huggingface_hub gives httpx2 a large file
 
 
 @pytest.fixture(scope="module")

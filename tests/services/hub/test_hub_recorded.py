@@ -13,7 +13,7 @@ from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.hub.data_files import CONVERSION
+from rlep.hub.repository import CONVERSION
 from rlep.launch.command import resolve_names, run_of
 from tests.fake_hub import Hub
 
