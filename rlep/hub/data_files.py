@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 
 from rlep.core.errors import DataError
 from rlep.core.hub_names import HubData, hub_data
 from rlep.core.plural import named
-from rlep.hub.repository import Repository
-
-CONVERSION = "refs/convert/parquet"
-"""Branch on which the hub keeps each data set as Parquet, made without code of ours or the data set's."""
+from rlep.hub.repository import CONVERSION, Repository
 
 
 def pin_data(path: Path) -> Path:
@@ -34,7 +32,7 @@ def data_files(path: Path) -> list[Path]:
         for name in repository.files(str(data.commit))
         if name.startswith(f"{folder}/") and name.endswith(".parquet")
     ]
-    root = repository.snapshot(str(data.commit), [f"{folder}/*.parquet"])
+    root = repository.snapshot(str(data.commit), [f"{escape(folder)}/*.parquet"])
     return [root / name for name in files]
 
 
@@ -48,6 +46,8 @@ def _pinned(data: HubData) -> HubData:
         match name.split("/"):
             case [subset, split, file] if file.endswith(".parquet"):
                 splits.setdefault(subset, set()).add(split)
+    if not splits:
+        raise DataError(f"{data}: the hub's Parquet copy of it is empty: download the data set, and name its files")
     usual = "default" if "default" in splits or len(splits) != 1 else next(iter(splits))
     chosen = data.subset or usual
     if chosen not in splits:
