@@ -148,7 +148,7 @@ class _Answers(BaseHTTPRequestHandler):
             return self._answer(307, b"", {"Location": self.path.replace(f"/{former}", f"/{name}", 1)})
         if repository not in self.hub.commits:
             return self._refuse(404, "RepoNotFound")
-        if rest[0] == "xet-read-token":
+        if rest[0] in ("xet-read-token", "xet-write-token"):
             return self._xet_token()
         commit = self.hub.at(repository, rest[1]) or ""
         if not commit:
