@@ -6,7 +6,7 @@ as ``huggingface_hub`` has them. Whole files stay when a download breaks. No cod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Literal
 
 from rlep.core.errors import DataError, ModelError, RlepError
 from rlep.core.hub_names import is_name
-from rlep.hub.client import discreet, prepare_client
+from rlep.hub.client import MEGABYTE, Phase, bar_of, discreet, prepare_client
 
 CONVERSION = "refs/convert/parquet"
 """Branch on which the hub keeps each data set as Parquet, made without code of ours or the data set's."""
@@ -54,8 +54,8 @@ class Repository:
         with self._sentences(revision):
             return HfApi().resolve_revision(self.name, repo_type=self.kind, revision=revision).resolved
 
-    def files(self, commit: str) -> tuple[str, ...]:
-        """Names of all files at a commit, sorted; asks the hub where this machine has not asked before."""
+    def files(self, commit: str) -> dict[str, int]:
+        """All files at a commit, sorted by name, and their bytes; asks the hub where this machine has not asked before."""
         from huggingface_hub import HfApi, get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
         from huggingface_hub.hf_api import RepoFile
@@ -66,11 +66,16 @@ class Repository:
             except CachedRepoTreeNotFoundError:
                 tree = HfApi().list_repo_tree(self.name, repo_type=self.kind, revision=commit, recursive=True)
                 found = [entry for entry in tree if isinstance(entry, RepoFile)]
-        return tuple(sorted(entry.path for entry in found))
+        return dict(sorted((entry.path, entry.size) for entry in found))
 
-    def snapshot(self, commit: str, patterns: Sequence[str], leave_out: Sequence[str] = ()) -> Path:
-        """Download what is lacking of the files of these patterns; returns their directory, which has all of them, whole."""
-        from huggingface_hub import get_cached_repo_tree, snapshot_download
+    def snapshot(
+        self, commit: str, patterns: Sequence[str], leave_out: Sequence[str] = (), *, phase: Phase | None = None
+    ) -> Path:
+        """Download what is lacking of the files of these patterns; returns their directory, which has all of them, whole.
+
+        The download moves a bar of ``phase``; without, ``huggingface_hub`` shows its own on a terminal.
+        """
+        from huggingface_hub import snapshot_download
         from huggingface_hub.errors import CachedRepoTreeNotFoundError, LocalEntryNotFoundError
 
         download = partial(
@@ -81,28 +86,45 @@ class Repository:
             allow_patterns=[*patterns],
             ignore_patterns=[*leave_out],
         )
-
-        def held() -> Path:
-            # Without the list of all files nobody knows if all are there.
-            tree = {
-                file.path: file.size for file in get_cached_repo_tree(self.name, repo_type=self.kind, revision=commit)
-            }
-            root = Path(download(local_files_only=True))
-            for name in chosen(tree, patterns, leave_out):
-                if (file := root / name).stat().st_size != tree[
-                    name
-                ]:  # by a crash of the machine, a full disk, another program
-                    for place in (file.resolve(), file):
-                        place.unlink(missing_ok=True)
-                    raise LocalEntryNotFoundError(f"{name} has another size than on the hub")
-            return root
-
         with self._sentences(commit):
             try:
-                return held()
+                return self._held(commit, download, patterns, leave_out)
             except (CachedRepoTreeNotFoundError, LocalEntryNotFoundError):
+                pass
+            if phase is None:
                 download()
-            return held()
+            else:
+                with phase("download", self._lacking(commit, patterns, leave_out), "MB") as advance:
+                    download(tqdm_class=bar_of(advance))
+            return self._held(commit, download, patterns, leave_out)
+
+    def _held(
+        self, commit: str, download: Callable[..., str], patterns: Sequence[str], leave_out: Sequence[str]
+    ) -> Path:
+        """Return the directory of a download that is whole. Raises an error of ``huggingface_hub`` where it is not."""
+        from huggingface_hub import get_cached_repo_tree
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        # Without the list of all files nobody knows if all are there.
+        tree = get_cached_repo_tree(self.name, repo_type=self.kind, revision=commit)
+        sizes, root = {file.path: file.size for file in tree}, Path(download(local_files_only=True))
+        for name in chosen(sizes, patterns, leave_out):
+            if (file := root / name).stat().st_size != sizes[name]:  # by a crash of the machine, or another program
+                for place in (file.resolve(), file):
+                    place.unlink(missing_ok=True)
+                raise LocalEntryNotFoundError(f"{name} has another size than on the hub")
+        return root
+
+    def _lacking(self, commit: str, patterns: Sequence[str], leave_out: Sequence[str]) -> int:
+        """Return the megabytes that are to be downloaded."""
+        from huggingface_hub import try_to_load_from_cache
+
+        held, files = (
+            partial(try_to_load_from_cache, self.name, repo_type=self.kind, revision=commit),
+            self.files(commit),
+        )
+        names = [name for name in chosen(files, patterns, leave_out) if not isinstance(held(name), str)]
+        return sum(files[name] for name in names) // MEGABYTE
 
     def push(self, files: Mapping[str, Path | bytes], replaced: Sequence[str], message: str, *, public: bool) -> str:
         """Make one commit of these files, by their names there; returns it. A repository that is not there is made.
@@ -174,4 +196,5 @@ class Repository:
                 return f"{self.name} cannot be kept in {place}: {error.strerror}: make room there, or set HF_HOME"
             case _:
                 said = discreet(str(error)).strip().partition("\n")[0]
-                return f"{self.name} cannot be had from {where}: {type(error).__name__}: {said}"
+                done = "put on" if sends else "had from"
+                return f"{self.name} cannot be {done} {where}: {type(error).__name__}: {said}"

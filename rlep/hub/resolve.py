@@ -12,6 +12,7 @@ from pathlib import Path
 from rlep.config.schema import Config, ModelConfig
 from rlep.core.errors import ConfigError, ModelError
 from rlep.core.hub_names import hub_data, is_commit, is_model_id
+from rlep.hub.client import Phase
 from rlep.hub.data_files import data_files, pin_data
 from rlep.hub.repository import DOUBLE, NESTED, Repository, chosen
 
@@ -33,25 +34,31 @@ def pin(config: Config) -> Config:
     return config.with_values(model={"revision": _pinned(config.model)}, data=sets)
 
 
-def resolve(config: Config, note: Callable[[str], None], *, check: Callable[[Config], None] | None = None) -> Config:
+def resolve(
+    config: Config,
+    note: Callable[[str], None],
+    *,
+    check: Callable[[Config], None] | None = None,
+    phase: Phase | None = None,
+) -> Config:
     """Return ``config`` pinned, with all that it names on this machine; raises as ``pin``.
 
-    ``check`` is shown the pinned config, and may refuse it before anything is downloaded.
+    ``check`` is shown the pinned config, and may refuse it before anything is downloaded; downloads move bars of ``phase``.
     """
     pinned = pin(config)
     if check is not None:
         check(pinned)
     if pinned.model.revision:
         note(f"model: {model_text(pinned.model)}")
-        model_directory(pinned.model)
+        model_directory(pinned.model, phase=phase)
     for path in (*pinned.data.train_paths, *pinned.data.evaluation):
         if hub_data(path):
             note(f"data: {path}")
-            data_files(path)
+            data_files(path, phase=phase)
     return pinned
 
 
-def model_directory(model: ModelConfig, *, weights: bool = True) -> Path:
+def model_directory(model: ModelConfig, *, weights: bool = True, phase: Phase | None = None) -> Path:
     """Return the model's directory on this machine; one of the hub is downloaded unless it is here.
 
     Without ``weights`` its texts suffice: a tokenizer is at hand without gigabytes.
@@ -59,7 +66,7 @@ def model_directory(model: ModelConfig, *, weights: bool = True) -> Path:
     revision = _pinned(model)
     if revision is None:
         return model.path
-    return download_model(str(model.path), revision, weights=weights)
+    return download_model(str(model.path), revision, weights=weights, phase=phase)
 
 
 def model_text(model: ModelConfig) -> str:
@@ -67,7 +74,7 @@ def model_text(model: ModelConfig) -> str:
     return f"{model.path} of the hub, commit {model.revision}" if model.revision else str(model.path)
 
 
-def download_model(name: str, commit: str, *, weights: bool = True) -> Path:
+def download_model(name: str, commit: str, *, weights: bool = True, phase: Phase | None = None) -> Path:
     """Return the directory of a model at a commit. Raises ``ModelError`` saying why there is none."""
     repository = Repository("model", name)
     left_out = [*NESTED, *DOUBLE]
@@ -79,7 +86,7 @@ def download_model(name: str, commit: str, *, weights: bool = True) -> Path:
         raise ModelError(f"{name} at {commit} has no *.safetensors weights; other formats are not read")
     if INDEX in files:
         check_index(repository.snapshot(commit, TEXTS, left_out), there)
-    return repository.snapshot(commit, [*TEXTS, *WEIGHTS], left_out)
+    return repository.snapshot(commit, [*TEXTS, *WEIGHTS], left_out, phase=phase)
 
 
 def check_index(directory: Path, there: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,9 @@ class Notes:
 
     def note(self, text: str) -> None:
         self.lines.append(text)
+
+    def phase(self, name: str, total: int, unit: str) -> AbstractContextManager[object]:
+        return nullcontext(lambda by: None)
 
 
 def settings(*overrides: str) -> Config:
