@@ -19,7 +19,7 @@ CONTEXT = 96
 PAD, EOS = 0, 1
 BLOCK = 32
 SMALL_BLOCKS: dict[str, Any] = {"block_size": BLOCK, "enable_prefix_caching": True}
-"""Changes of vLLM's arguments: blocks that prompts of less than the context can share."""
+"""For ``generator.engine``: blocks that prompts of less than the context can share."""
 
 
 def build_model(directory: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
