@@ -23,7 +23,7 @@ from rlep.engines.sampler.cache_use import CacheUse
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, or_death, sample, score
 from rlep.engines.sampler.runtime import remove_runtime
-from rlep.engines.sampler.setup import prepare_environment, start_engine
+from rlep.engines.sampler.setup import prepare_environment, refusal_by_vllm, start_engine
 from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context, detokenize_with
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
@@ -102,7 +102,7 @@ class Sampler:
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:
-            raise ModelError(f"vLLM cannot serve {self._model}: {error}") from error
+            raise ModelError(refusal_by_vllm(self._model, self._config, error)) from error
         except RuntimeError as error:
             raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
         detokenize_with(self._engine, self._tokenizer.backend)

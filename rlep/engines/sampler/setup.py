@@ -23,6 +23,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.core.paths import SOCKET_PATH_BYTES
@@ -125,6 +127,15 @@ def check_engine(config: Config) -> None:
         near = get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"generator.engine.{name}: vLLM's AsyncEngineArgs has no such argument{hint}")
+
+
+def refusal_by_vllm(model: Path, config: Config, error: ValueError) -> str:
+    """Say why vLLM did not start with a model, and that arguments of ``generator.engine`` may be at fault."""
+    given = ", ".join(f"generator.engine.{name}" for name in sorted(config.generator.engine))
+    why = str(error)
+    if isinstance(error, ValidationError):
+        why = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
+    return f"vLLM cannot serve {model}{f' with {given}' if given else ''}: {why}"
 
 
 def owned_arguments(model: Path, config: Config) -> dict[str, Any]:
