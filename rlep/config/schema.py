@@ -169,9 +169,9 @@ class RolloutConfig(SamplingConfig):
         0,
         requires=[
             needs(
-                "loss.tis_cap",
-                because="set it, e.g. to 2: old log-probs are those of the learner at the start of the step, and only importance "
-                "sampling brings tokens of an older policy to it",
+                "loss.correction",
+                because='set { weight = "token", cap = 2 }: old log-probs are those of the learner at the start of the step, and '
+                "only importance sampling brings tokens of an older policy to it",
             )
         ],
         excludes=[
@@ -261,7 +261,12 @@ class Config(Section):
     @property
     def schedule_end(self) -> int:
         """Rollouts or updates of the run, whichever ``update.unit`` counts: the end of a decay."""
-        return self.run.steps * (self.rollout.prompts // self.update.prompts if self.update.unit == "updates" else 1)
+        return self.run.steps * (self.updates_per_step if self.update.unit == "updates" else 1)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of a whole rollout."""
+        return self.update.epochs * (self.rollout.prompts // self.update.prompts)
 
     @property
     def on_update(self) -> Literal["wait", "keep", "abort"]:
@@ -336,9 +341,15 @@ class Config(Section):
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be smaller than "
                 f"rollout.max_tokens = {rollout.max_tokens}; 0 switches the penalty off"
             )
+        correction = self.loss.correction
+        if rollout.max_staleness and correction is not None and correction.weight is None:
+            raise ConfigError(
+                f"rollout.max_staleness = {rollout.max_staleness} needs loss.correction.weight: a mask alone does not bring "
+                'tokens of an older policy to that of the step; set it to "token"'
+            )
         if reward.correct <= reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
-        if rollout.fresh == 1 and self.replay.count == 0:
+        if rollout.fresh == 1 and self.replay.count == 0 and self.advantage.estimator != "batch":
             raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
         if update.schedule != "constant" and self.schedule_end <= update.warmup:
             raise ConfigError(
