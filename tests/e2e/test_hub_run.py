@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.core.jsonl import read_lines
-from rlep.hub.data_files import CONVERSION
+from rlep.hub.repository import CONVERSION
 from tests.fake_hub import Hub, files_of, running_hub
 from tests.small import BASE, options, rlep, small_task
 
