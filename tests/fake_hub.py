@@ -235,10 +235,12 @@ class _Answers(BaseHTTPRequestHandler):
         self._answer(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
 
     def _xet_token(self) -> None:
+        if self.hub.storage is None:
+            return self._refuse(403, "")  # for a client that is not told HF_HUB_DISABLE_XET
         place, until = f"local://{self.hub.storage}", int(time.time()) + 3600
         told = json.dumps({"casUrl": place, "accessToken": "xet", "exp": until}).encode()
         headers = {"X-Xet-Cas-Url": place, "X-Xet-Access-Token": "xet", "X-Xet-Token-Expiration": str(until)}
-        self._answer(200, told, headers)
+        return self._answer(200, told, headers)
 
     def _file(self, repository: str, commit: str, name: str) -> None:
         files = self.hub.commits[repository][commit]
