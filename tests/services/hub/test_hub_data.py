@@ -11,7 +11,7 @@ import pytest
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, DataError
 from rlep.data.prompt_files import read_rows
-from rlep.hub.data_files import CONVERSION
+from rlep.hub.repository import CONVERSION
 from rlep.hub.resolve import pin
 from tests.fake_hub import Hub
 
