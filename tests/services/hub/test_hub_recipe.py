@@ -12,7 +12,7 @@ from rlep.core.errors import ModelError
 from rlep.core.types import Message
 from rlep.data.prompt_files import read_rows
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.hub.data_files import CONVERSION
+from rlep.hub.repository import CONVERSION
 from rlep.hub.resolve import model_directory, resolve
 from tests.fake_hub import Hub
 from tests.qwen3 import write_tokenizer
