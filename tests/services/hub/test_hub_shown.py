@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from rlep.hub.resolve import download_model
 from tests.fake_hub import Hub
 from tests.services.hub.test_hub_data import shard
 
+QUICKSTART = Path(__file__).parents[3] / "rlep" / "quickstart" / "model"
 TINY = "models/org/tiny"
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": b"w" * 100_000}
 DOWNLOAD = """
@@ -98,6 +100,16 @@ def test_a_name_that_stands_for_nothing_is_said_once(hub: Hub) -> None:
         "HF_TOKEN or by `hf auth login`"
     ]
     assert sum("org/none" in line for line in hub.asked) == 2  # for all names, and for the check that says so
+
+
+def test_a_directory_whose_index_names_a_shard_that_is_not_there_is_refused_too(hub: Hub, tmp_path: Path) -> None:
+    shutil.copytree(QUICKSTART, tmp_path / "model")
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}')
+    sentence = f"{index} names model-00002-of-00002.safetensors, which is not there: the model is not whole"
+    short = ("data.max_prompt_tokens=8", "rollout.max_tokens=8", "reward.overlong_buffer=none", "data.train=none.jsonl")
+    assert f"wrong   model: {sentence}" in check(f'model.path="{tmp_path / "model"}"', *short)
+    assert hub.asked == []
 
 
 def test_the_parts_are_tried_with_the_commit_that_was_checked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
