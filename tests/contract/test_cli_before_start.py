@@ -103,7 +103,8 @@ def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_st
     monkeypatch.chdir(tmp_path)  # where modules are found
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "rewards_of_mine.py").write_text(
-        "def grade(reference, response):\n    return 1\n\ndef levels(response, level):\n    return 1\n"
+        "def grade(reference, response):\n    return 1\n\ndef levels(response, level):\n    return 1\n\n"
+        "def stars(response):\n    return 5\n"
     )
     (tmp_path / "rewards_broken.py").write_text("import nothing_of_the_kind\n")
     faults = {
@@ -113,6 +114,8 @@ def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_st
         "named 'nothing_of_the_kind'",
         "rewards_of_mine:levels": "levels asks for level: that is neither prompt, response or reference nor a column of the row, "
         "which has answer, data_source, problem",
+        "rewards_of_mine:stars": "score 5 does not lie in [0, 1]; scale it, or declare its range as the function's attribute "
+        "score_range, e.g. (-1.0, 2.0)",
         "rewards_of_yours:grade": "verifier function 'rewards_of_yours:grade': no module rewards_of_yours here or on the "
         "path; set PYTHONPATH or install it",
     }
