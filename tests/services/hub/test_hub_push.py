@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from rlep.algorithms.evaluation import INTERVAL
 from rlep.cli import app
+from rlep.config.schema import ModelConfig
 from rlep.driver.checkpoint import write_json
 from rlep.engines.tokenizer import load_tokenizer
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from tests.engines.test_thinking_tokens import write
 from tests.fake_hub import Hub
 from tests.services.pool.pool_commands import MODEL, ROWS, Commands
 from tests.services.pool.pool_servers import serving, socket_in
@@ -156,6 +160,28 @@ def test_a_run_s_checkpoint_is_pushed_with_a_card_of_base_data_method_and_interv
     assert "update.lr = 1e-05" in card
     assert "10.0.0.1" not in card
     assert str(tmp_path) not in card
+
+
+def test_a_run_by_a_template_of_its_own_is_pushed_with_it_unless_it_has_changed(writer: Hub, tmp_path: Path) -> None:
+    own, base = tmp_path / "own.jinja", write(tmp_path / "base")
+    own.write_text("Q: {{ messages[-1].content }} A:")
+    run = run_of(tmp_path / "run", f"model.path={base}", f"model.template_file={own}")
+    made = load_tokenizer(base, ModelConfig(template_file=own))
+    (run / "manifest.json").write_text(json.dumps({"template_digest": made.template_digest}))
+    shutil.copytree(base, checkpoint(run, 20, 0.5) / "model", dirs_exist_ok=True)
+    done = CliRunner().invoke(app, ["push", str(run), "org/mine"])
+    assert done.exit_code == 0, done.output
+    files = writer.commits["models/org/mine"][writer.branches["models/org/mine"]["main"]]
+    assert "own.jinja" not in files["README.md"].decode()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    asked = [{"role": "user", "content": "2 + 2?"}]
+    assert AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(asked, tokenize=False) == "Q: 2 + 2? A:"
+    own.write_text("Q: {{ messages[-1].content }}")
+    refused = CliRunner().invoke(app, ["push", str(run), "org/mine"])
+    assert refused.exit_code == 2
+    assert f"own.jinja is not as it was when {run} was trained" in " ".join(refused.stderr.split())
+    assert len(writer.commits["models/org/mine"]) == 2  # made empty, and the one above
 
 
 def test_what_is_no_run_is_refused(writer: Hub, tmp_path: Path) -> None:
