@@ -20,7 +20,7 @@ from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length, vocabulary_size
 from rlep.engines.weights.weight_update import ties_head
-from rlep.hub.resolve import model_directory, model_text
+from rlep.hub.resolve import check_index, model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
@@ -50,6 +50,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     check_context(config)
     check_divided(config)
     fingerprint(path)
+    check_index(path, [file.name for file in path.iterdir()])
     check_heads(subject)
     check_output_head(config)
     check_stops(subject)

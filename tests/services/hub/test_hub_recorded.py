@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.hub.data_files import CONVERSION
+from rlep.hub.repository import CONVERSION
 from rlep.launch.command import resolve_names, run_of
 from tests.fake_hub import Hub
 
@@ -31,6 +32,9 @@ class Notes:
 
     def note(self, text: str) -> None:
         self.lines.append(text)
+
+    def phase(self, name: str, total: int, unit: str) -> AbstractContextManager[object]:
+        return nullcontext(lambda by: None)
 
 
 def settings(*overrides: str) -> Config:
