@@ -245,7 +245,7 @@ def check_stops(subject: Subject) -> None:
             f"rollout.stop: no tokens of {path} make the text {strange[0]!r}, so no response would end at it; correct it, or "
             "leave it out"
         )
-    rows = vocabulary_size(path)
+    rows = vocabulary_size(subject.model)
     if beyond := [token for token in rollout.stop_tokens if rows is not None and token >= rows]:
         raise ConfigError(f"rollout.stop_tokens: {path} has no token {beyond[0]}: its vocabulary has {rows:,}")
 
