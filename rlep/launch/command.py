@@ -51,7 +51,8 @@ def resolve_names(config: Config, phase: str, progress: Progress) -> Config:
 
     Raises ``ConfigError`` naming both, ``ModelError`` or ``DataError`` saying why a name stands for nothing.
     """
-    return resolve(config, progress.note, check=partial(refuse_other_run, config.run.directory, phase))
+    refuse = partial(refuse_other_run, config.run.directory, phase)
+    return resolve(config, progress.note, check=refuse, learns=phase == "train")
 
 
 def train_set(inputs: Inputs) -> PromptSet:
@@ -67,7 +68,7 @@ def open_run(config: Config, inputs: Inputs, phase: str, progress: CommandProgre
     prompts = inputs.train
     facts = Facts(
         phase=phase,
-        model_digest=inputs.model_digest,
+        model_digest="+".join(filter(None, (inputs.model_digest, inputs.teacher_digest))),
         tokenizer_digest=inputs.tokenizer.digest,
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},
