@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, PlainSerializer, field_validator, model_validator
 
 from rlep.config.replay import ReplayConfig
 from rlep.config.roles import (
@@ -51,6 +51,22 @@ from rlep.core.types import Sampling
 LONGEST_LIVE_NAME = 59
 """Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
 
+GIVEN_VARIABLES = (
+    *(
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "tokenize",
+        "padding",
+    ),
+    *("continue_final_message", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
+    "return_assistant_tokens_mask",
+)
+"""Names that ``apply_chat_template`` of transformers takes for its own arguments."""
+
 
 class RunConfig(Section):
     """Name, directory and length of the run."""
@@ -79,6 +95,21 @@ class ModelConfig(Section):
         None, requires=[needs("model.chat_template", because="a message is part of a template")]
     )
     """System message put before each question; needs ``chat_template``."""
+    template: dict[str, JsonValue] = option(
+        {}, requires=[needs("model.chat_template", because="they are variables of a template")]
+    )
+    """Variables of the chat template, e.g. ``{ enable_thinking = false }`` for Qwen3; one that it does not read is refused."""
+    template_file: Path | None = option(
+        None, requires=[needs("model.chat_template", because="without it no template is used")]
+    )
+    """Jinja file used in place of the tokenizer's own chat template."""
+
+    @field_validator("template")
+    @classmethod
+    def _only_the_users(cls, template: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := [name for name in template if name in GIVEN_VARIABLES]:
+            raise ConfigError(f"model.template.{taken[0]}: rlep gives it to the chat template itself; leave it out")
+        return template
 
 
 class TrainingSet(Section):

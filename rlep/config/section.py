@@ -182,5 +182,7 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, BaseModel):
-        return "{ " + ", ".join(assigned(*pair) for pair in value.model_dump(exclude_defaults=True).items()) + " }"
+        value = value.model_dump(exclude_defaults=True)
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(assigned(name, inner) for name, inner in value.items())} }}"
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, int) else f'"{value}"'

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, whitened, zero_variance
-from rlep.algorithms.loss_values import old_logprobs, stored_logprobs
+from rlep.algorithms.loss_values import Scoring, old_logprobs, stored_logprobs
 from rlep.algorithms.packing import sequence_batch
 from rlep.algorithms.shaping import Shaping, rewards, status_rewards
 from rlep.config.schema import Config
@@ -48,14 +48,12 @@ def mini_batches(run: Run, groups: Sequence[Group]) -> list[MiniBatch]:
 def with_old_logprobs(run: Run, ready: MiniBatch, current: Float32Array) -> ScoredMiniBatch:
     """Add old log-probs; ``current``: the learner's log-probs of ``ready.batch`` under θ_k, ``[R]``."""
     members, rule = [member for group in ready.groups for member in group.members], run.config.replay
-    digest, temperature = run.tokenizer_digest, run.config.loss_temperature
+    scoring = Scoring(run.tokenizer_digest, run.template_digest, run.config.loss_temperature)
     if rule.correction is not None:
         for group in ready.groups:
             for member in group.replays:
-                stored_logprobs(member, digest, temperature)  # says why they may not be compared with θ_k's
-    old = old_logprobs(
-        rule.old_logprobs, ready.batch, members, current, tokenizer_digest=digest, temperature=temperature
-    )
+                stored_logprobs(member, scoring)  # says why they may not be compared with θ_k's
+    old = old_logprobs(rule.old_logprobs, ready.batch, members, current, scoring)
     return ScoredMiniBatch(ready.groups, ready.rewards, replace(ready.batch, old_logprobs=old), current)
 
 
