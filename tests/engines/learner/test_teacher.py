@@ -83,8 +83,10 @@ def wanted_of(model: Path, teacher: Path, batch: SequenceBatch) -> tuple[float, 
     return float(loss.detach()), gradients
 
 
-def test_a_teacher_of_the_policys_own_weights_has_nothing_to_teach(start: Start, model: Path) -> None:
-    report = start(loss=distilled(model)).update(ragged_batch(), rollout=0)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_teacher_of_the_policys_own_weights_has_nothing_to_teach(dtype: str, start: Start, model: Path) -> None:
+    """To the bit, though the policy's shards are in float32 and the teacher's in the compute type."""
+    report = start(loss=distilled(model), learner={"dtype": dtype}).update(ragged_batch(), rollout=0)
     assert (report.loss, report.grad_norm, report.stats["fresh/reference_kl"]) == (0.0, 0.0, 0.0)
 
 
