@@ -129,7 +129,8 @@ class Rank:
         """
         check_builds(None, config.learner.gpus)
         check_cxx(compiled=config.learner.compile, gpus=config.learner.gpus)
-        check_triton(used=bool(config.learner.gpus and config.learner.compile))
+        if config.learner.gpus and config.learner.compile:
+            check_triton()
         os.environ["OMP_NUM_THREADS"] = str(config.learner_threads)
         # ``learner.compile``: torch would start up to 32 processes that compile, for every rank.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(config.learner_threads))
