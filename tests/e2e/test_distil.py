@@ -33,7 +33,7 @@ def test_a_run_learns_from_a_teacher_and_replays_what_it_wrote(tmp_path: Path) -
     rlep("collect", BASE, *options([*overrides, collected, f'model.path="{teacher}"']))
     with served(pool_place(load_config([BASE], overrides)), deadline=60.0) as pool:
         pool.open(read_only=True)
-        assert list(pool.stats().by_policy) == [f"rlep:{fingerprint(teacher)}"]
+        assert list(pool.stats().by_policy) == [f"rlep:{fingerprint(teacher)}@0"]
 
     run = tmp_path / "run"
     overrides += [f"run.directory={run}", "run.steps=2", "replay.count=1", "loss.kl_coef=1", "loss.kl_estimator=k2"]
