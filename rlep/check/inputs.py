@@ -69,7 +69,7 @@ class Subject:
     def teacher(self) -> Path | None:
         """The teacher's directory on this machine, for a command that asks it."""
         models = self.config.models if self.command == "train" else ()
-        return model_directory(models[1]) if models[1:] else None
+        return self._once("loss.teacher", lambda: model_directory(models[1])) if models[1:] else None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -102,7 +102,8 @@ class Subject:
 
     def _shape(self) -> ModelShape | None:
         try:
-            return shape_of(self.config)
+            taught = read_shape(self.teacher) if self.teacher is not None else None
+            return replace(read_shape(self.model), teacher=taught)
         except ModelError:
             return None
 
