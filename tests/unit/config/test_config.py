@@ -240,6 +240,8 @@ def test_a_lease_lasts_as_long_as_the_longest_response_may_take(given: object, m
         ("kv_transfer_config", "keys and values must not outlive the policy version"),
         ("generation_config", "a response ends at every EOS of the model's own; for others set rollout.stop_tokens"),
         ("override_generation_config", "set the keys of rollout, evaluation and collection"),
+        ("max_num_scheduled_tokens", "set generator.max_batched_tokens"),  # a longer prompt would wait for ever
+        ("long_prefill_token_threshold", "vLLM dies on CPUs when it cuts the prompt"),
         ("enable_lora", "set learner.lora_rank: generators get merged weights"),
         ("tokens_only", "the weights, the tokenizer and the distribution are those of model.path"),
     ],
