@@ -45,6 +45,8 @@ SETTINGS = {
     "evaluation.final_samples": "1",
 }
 
+REPLAYED = {"replay.count": "1", "replay.minimum": "1"}
+
 
 def names(tmp_path: Path, hub: Hub) -> dict[str, str]:
     """Push the model, and the small task's questions as two data sets; return the settings of a run by names."""
@@ -55,6 +57,13 @@ def names(tmp_path: Path, hub: Hub) -> dict[str, str]:
     hub.push("datasets/org/more", {"main/test/0000.parquet": held_out.read_bytes()}, branch=CONVERSION)
     (tmp_path / "even_length.py").write_text(REWARD)
     return settings | SETTINGS | {"run.directory": f'"{tmp_path / "run"}"'}
+
+
+def surroundings(hub: Hub, directory: Path) -> dict[str, Any]:
+    """The environment of a command that asks the hub with a token, and finds the reward function in ``directory``."""
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(directory)])
+    named = {"HF_ENDPOINT": hub.url, "HF_HOME": str(directory / "home"), "HF_TOKEN": TOKEN, "PYTHONPATH": path}
+    return named | {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
 
 
 def words(settings: Mapping[str, str], **changes: str) -> list[str]:
@@ -145,9 +154,7 @@ def refused(settings: Mapping[str, str], there: Mapping[str, str], status: int =
 
 def test_a_thinking_model_by_name_collects_trains_on_continues_and_is_published(tmp_path: Path) -> None:
     with running_hub() as hub:
-        there: dict[str, Any] = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-        there |= {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
-        there["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(tmp_path)])
+        there = surroundings(hub, tmp_path)
         settings = names(tmp_path, hub)
         questions = asked_of(tmp_path)
         commit = hub.branches["models/org/qwen3"]["main"]
@@ -168,11 +175,7 @@ def test_a_thinking_model_by_name_collects_trains_on_continues_and_is_published(
         rlep("pool", "pull", "org/pool", "--embedded", tmp_path / "pulled", **there)
         assert check_records(tmp_path / "pulled", tmp_path / "qwen3", questions) == count
 
-        on_replays = settings | {
-            "replay.count": "1",
-            "replay.minimum": "1",
-            "pool.directory": f'"{tmp_path / "pulled"}"',
-        }
+        on_replays = settings | REPLAYED | {"pool.directory": f'"{tmp_path / "pulled"}"'}
         other = refused(on_replays, there, 1, model__template="{ enable_thinking = true }")
         assert "answer prompts made by template" in other
         assert 'replay.other_template = "render"' in other
@@ -181,10 +184,10 @@ def test_a_thinking_model_by_name_collects_trains_on_continues_and_is_published(
         second = rlep("train", *words(on_replays, run__steps="3"), **there | {"HF_HUB_OFFLINE": "1"})
         steps = [*read_lines(tmp_path / "run" / "metrics.jsonl")]
         assert [(line["step"], line["metrics"]["replay/trajectories"]) for line in steps] == [(0, 4), (1, 4), (2, 4)]
-        other = refused(on_replays, there, run__steps="4", model__template="{ enable_thinking = true }")
-        assert "model.template" in other
+        longer = on_replays | {"run.steps": "4"}
+        assert "model.template" in refused(longer, there, model__template="{ enable_thinking = true }")
         hub.push("models/org/qwen3", {"config.json": b"{}", "model.safetensors": b"other"})
-        assert f'model.revision  in the directory: "{commit}"' in refused(on_replays, there, run__steps="4")
+        assert f'model.revision  in the directory: "{commit}"' in refused(longer, there)
 
         pushed = rlep("push", tmp_path / "run", "org/mine", **there)
         head = hub.branches["models/org/mine"]["main"]
