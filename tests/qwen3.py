@@ -50,7 +50,10 @@ def write_qwen3(directory: Path, seed: int = 0, *, special: bool = False) -> Pat
     ends = write_tokenizer(directory, special=special)
     rows = len(PreTrainedTokenizerFast.from_pretrained(str(directory)))
     torch.manual_seed(seed)
-    config = Qwen3Config(**SHAPE, vocab_size=rows, tie_word_embeddings=True, bos_token_id=None, eos_token_id=ends[0])
+    spread = {"initializer_range": 0.15}  # at 0.02 the tied head repeats the last token, whatever was asked
+    config = Qwen3Config(
+        **SHAPE, **spread, vocab_size=rows, tie_word_embeddings=True, bos_token_id=None, eos_token_id=ends[0]
+    )
     Qwen3ForCausalLM(config).save_pretrained(directory)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "pad_token_id": ends[1]}))
     return directory
