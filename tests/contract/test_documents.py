@@ -145,6 +145,19 @@ def path_of(code: str) -> Path | None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_rows_of_a_table_have_the_cells_of_its_heading(page: Path) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", FENCE.sub("", page.read_text()), re.M)
+    bars = re.compile(r"(?<!\\)\|")
+    wrong = [
+        row
+        for table in tables
+        for row in table.splitlines()
+        if len(bars.findall(row)) != len(bars.findall(table.partition("\n")[0]))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_named_on_a_page_exist(page: Path) -> None:
     homes = [path.name for path in (ROOT / "rlep").iterdir() if path.is_dir()]
     folders = "|".join([*homes, "rlep", "tests", "benchmarks", "scripts", "configs", "deploy"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -21,7 +20,7 @@ from rlep.engines.tokenizer import load_tokenizer
 from rlep.hub.repository import CONVERSION
 from rlep.services.pool.rpc.places import served
 from rlep.services.pool.values import PoolPlace
-from tests.fake_hub import Files, Hub, files_of, running_hub
+from tests.fake_hub import Hub, files_of, running_hub
 from tests.qwen3 import write_qwen3
 from tests.small import BASE, options, rlep, small_task
 
@@ -40,7 +39,7 @@ SETTINGS = {
     "rollout.max_tokens": "64",
     "reward.overlong_buffer": "0",
     "verifier.profile": '"python:even_length:even"',
-    "collection.samples": "64",
+    "collection.samples": "64",  # a response is paid about once in six
     "evaluation.temperature": "0",
     "evaluation.samples": "1",
     "evaluation.final_samples": "1",
@@ -60,7 +59,7 @@ def names(tmp_path: Path, hub: Hub) -> dict[str, str]:
 
 def words(settings: Mapping[str, str], **changes: str) -> list[str]:
     """The base config and ``settings``, some of them changed (``__`` for a point)."""
-    changed = {**settings} | {key.replace("__", "."): value for key, value in changes.items()}
+    changed = dict(settings) | {key.replace("__", "."): value for key, value in changes.items()}
     return [str(BASE), *options([f"{key}={value}" for key, value in changed.items()])]
 
 
@@ -99,121 +98,111 @@ class Reader:
         return list(whole[0, len(prompt) :].tolist())
 
 
-def digest_of(model: Path) -> str:
-    """The template digest of the settings."""
-    section = ModelConfig(template={"enable_thinking": False}, system_prompt="Be brief.")
-    return load_tokenizer(model, section).template_digest
-
-
 def check_records(pool: Path, model: Path, questions: Mapping[str, str]) -> int:
     """Check that records are what the model of ``model`` says after the settings' prompts; return their number."""
     reader, records = Reader(model), held(pool)
+    thoughtless = ModelConfig(template={"enable_thinking": False}, system_prompt="Be brief.")
     assert {*records} == {*questions}
     members = [member for found in records.values() for member in found]
     digests = {member.provenance.template_digest for member in members}
-    assert digests == {digest_of(model)}
-    ends = {int(member.tokens[-1]) for member in members}
-    assert ends == {*reader.model.generation_config.eos_token_id}  # both of them
+    assert digests == {load_tokenizer(model, thoughtless).template_digest}
+    ends = {*reader.model.generation_config.eos_token_id}
+    assert {int(member.tokens[-1]) for member in members} == ends  # either ends a response
     for prompt_id, found in records.items():
         prompt = reader.prompt(questions[prompt_id])
         for member in found[:2]:
-            expected = reader.logprobs(prompt, member.tokens.tolist())
             assert member.logprobs is not None
-            assert member.logprobs.tolist() == pytest.approx(expected, rel=2**-11, abs=1e-4)  # float16 in the pool
+            expected = np.array(reader.logprobs(prompt, member.tokens.tolist()))
+            np.testing.assert_allclose(member.logprobs, expected, rtol=2**-11, atol=1e-4)  # float16 in the pool
     return len(members)
 
 
-def check_said(files: Files, directory: Path, samples: Sequence[Mapping[str, str]]) -> None:
-    """Check that a published model answers greedily in transformers as it did in vLLM, and not all questions alike."""
-    directory.mkdir()
-    for name, data in files.items():
-        (directory / name).write_bytes(data)
-    reader, decode = Reader(directory), load_tokenizer(directory).decode
-    said = [decode(np.array(reader.greedy(reader.prompt(sample["question"])), np.int32)) for sample in samples]
-    assert said == [sample["response"] for sample in samples]
-    assert len({*said}) > 1
+def check_greedy(mine: Path, published: Mapping[str, bytes], samples: Path) -> None:
+    """Check that an evaluation's responses are those that the published model gives in transformers."""
+    mine.mkdir()
+    for name, data in published.items():
+        (mine / name).write_bytes(data)
+    reader, decode, rows = Reader(mine), load_tokenizer(mine).decode, pq.read_table(samples).to_pylist()
+    spoken = [reader.greedy(reader.prompt(row["question"])) for row in rows]
+    assert [decode(np.array(tokens, np.int32)) for tokens in spoken] == [row["response"] for row in rows]
+    assert len({*map(tuple, spoken)}) > 1
 
 
-@dataclass(frozen=True)
-class Terminal:
-    """A user's terminal, whose environment has a token; it must show none."""
-
-    environment: Mapping[str, str]
-
-    def run(self, *arguments: str | Path, ends: int | None = 0, **environment: str) -> str:
-        """What the command prints, after it has ended with this status, or any."""
-        done = rlep(*arguments, check=False, **{**self.environment, **environment})
-        shown = done.stdout + done.stderr
-        assert TOKEN not in shown
-        assert ends in (done.returncode, None), shown
-        return shown
-
-    def refused(self, settings: Mapping[str, str], *, ends: int = 2, **changes: str) -> str:
-        """What ``rlep train`` prints when it refuses these settings before anything starts."""
-        shown = self.run("train", *words(settings, **changes), ends=ends)
-        assert "rlep: starting" not in shown
-        return shown
+def asked_of(directory: Path) -> dict[str, str]:
+    """The questions of both files by their ids."""
+    rows = [row for file in ("train", "heldout") for row in pq.read_table(directory / f"{file}.parquet").to_pylist()]
+    texts = [(row["prompt"][0]["content"], row["reward_model"]["ground_truth"]) for row in rows]
+    return {prompt_id_of(question, reference): question for question, reference in texts}
 
 
-@pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[tuple[Terminal, Hub]]:
-    """A terminal whose hub is one on loopback; modules of ``tmp_path`` are found."""
+def refused(settings: Mapping[str, str], there: Mapping[str, str], status: int = 2, **changes: str) -> str:
+    """What ``rlep train`` says when it refuses these settings before anything starts."""
+    done = rlep("train", *words(settings, **changes), check=False, **there)
+    assert done.returncode == status, done.stderr
+    assert "starting" not in done.stderr
+    return done.stderr
+
+
+def test_a_thinking_model_by_name_collects_trains_on_continues_and_is_published(tmp_path: Path) -> None:
     with running_hub() as hub:
+        there: dict[str, Any] = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        there |= {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        there["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(tmp_path)])
+        settings = names(tmp_path, hub)
+        questions = asked_of(tmp_path)
+        commit = hub.branches["models/org/qwen3"]["main"]
+        longest = max(len(Reader(tmp_path / "qwen3").prompt(question)) for question in questions.values())
+        planned = rlep("plan", *words(settings), **there).stdout
+        assert f"22 questions from 22 rows (longest prompt {longest} tokens)" in planned
+        checked = rlep("check", *words(settings), check=False, **there).stdout
+        assert f"ok      model: org/qwen3 of the hub, commit {commit}" in checked
+        assert "hf:org/words/default:train@" in checked
+        assert "16 questions, 3 of 4 prompts a step, an epoch of 5 steps" in checked
+        assert "special tokens of the tokenizer: <think>, </think>; verifier and reward function see them" in checked
+
+        collected = rlep("collect", *words(settings, run__directory=f'"{tmp_path / "collect"}"'), **there).stdout
+        count = check_records(tmp_path / "pool", tmp_path / "qwen3", questions)
+        assert f"pool pool: {count} responses to 22 of 22 questions" in collected
         hub.tokens.add(TOKEN)
-        modules = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(tmp_path)])
-        place = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-        yield Terminal({**place, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "PYTHONPATH": modules}), hub
+        rlep("pool", "push", "org/pool", "--embedded", tmp_path / "pool", **there)
+        rlep("pool", "pull", "org/pool", "--embedded", tmp_path / "pulled", **there)
+        assert check_records(tmp_path / "pulled", tmp_path / "qwen3", questions) == count
 
+        on_replays = settings | {
+            "replay.count": "1",
+            "replay.minimum": "1",
+            "pool.directory": f'"{tmp_path / "pulled"}"',
+        }
+        other = refused(on_replays, there, 1, model__template="{ enable_thinking = true }")
+        assert "answer prompts made by template" in other
+        assert 'replay.other_template = "render"' in other
+        assert not (tmp_path / "run").exists()
+        first = rlep("train", *words(on_replays, run__steps="2"), **there)
+        second = rlep("train", *words(on_replays, run__steps="3"), **there | {"HF_HUB_OFFLINE": "1"})
+        steps = [*read_lines(tmp_path / "run" / "metrics.jsonl")]
+        assert [(line["step"], line["metrics"]["replay/trajectories"]) for line in steps] == [(0, 4), (1, 4), (2, 4)]
+        other = refused(on_replays, there, run__steps="4", model__template="{ enable_thinking = true }")
+        assert "model.template" in other
+        hub.push("models/org/qwen3", {"config.json": b"{}", "model.safetensors": b"other"})
+        assert f'model.revision  in the directory: "{commit}"' in refused(on_replays, there, run__steps="4")
 
-def test_a_thinking_model_by_name_collects_trains_on_continues_and_is_published(
-    terminal: tuple[Terminal, Hub], tmp_path: Path
-) -> None:
-    user, hub = terminal
-    settings = names(tmp_path, hub)
-    questions = {
-        prompt_id_of(row["prompt"][0]["content"], row["reward_model"]["ground_truth"]): row["prompt"][0]["content"]
-        for file in ("train", "heldout")
-        for row in pq.read_table(tmp_path / f"{file}.parquet").to_pylist()
-    }
-    commit = hub.branches["models/org/qwen3"]["main"]
-    reader = Reader(tmp_path / "qwen3")
-    longest = max(len(reader.prompt(question)) for question in questions.values())
-    assert f"22 questions from 22 rows (longest prompt {longest} tokens)" in user.run("plan", *words(settings))
-    checked = user.run("check", *words(settings), ends=None)
-    assert f"ok      model: org/qwen3 of the hub, commit {commit}" in checked
-    assert "hf:org/words/default:train@" in checked
-    assert "16 questions, 3 of 4 prompts a step, an epoch of 5 steps" in checked
-    assert "special tokens of the tokenizer: <think>, </think>; verifier and reward function see them" in checked
-
-    collected = user.run("collect", *words(settings, run__directory=f'"{tmp_path / "collect"}"'))
-    count = check_records(tmp_path / "pool", tmp_path / "qwen3", questions)
-    assert f"pool pool: {count} responses to 22 of 22 questions" in collected
-    user.run("pool", "push", "org/pool", "--embedded", tmp_path / "pool")
-    user.run("pool", "pull", "org/pool", "--embedded", tmp_path / "pulled")
-    assert check_records(tmp_path / "pulled", tmp_path / "qwen3", questions) == count
-
-    replays = {"replay.count": "1", "replay.minimum": "1", "pool.directory": f'"{tmp_path / "pulled"}"'}
-    settings, thinking = settings | replays, "{ enable_thinking = true }"
-    other = user.refused(settings, ends=1, model__template=thinking)
-    assert f"responses looked at answer prompts made by template {digest_of(tmp_path / 'qwen3')}" in other
-    assert not (tmp_path / "run").exists()
-    user.run("train", *words(settings, run__steps="2"))
-    user.run("train", *words(settings, run__steps="3"), HF_HUB_OFFLINE="1")
-    steps = [*read_lines(tmp_path / "run" / "metrics.jsonl")]
-    assert [(line["step"], line["metrics"]["replay/trajectories"]) for line in steps] == [(0, 4), (1, 4), (2, 4)]
-    assert "model.template" in user.refused(settings, run__steps="4", model__template=thinking)
-    hub.push("models/org/qwen3", {"config.json": b"{}", "model.safetensors": b"other"})
-    assert f'model.revision  in the directory: "{commit}"' in user.refused(settings, run__steps="4")
-
-    user.run("push", tmp_path / "run", "org/mine")
-    head = hub.branches["models/org/mine"]["main"]
-    published = hub.commits["models/org/mine"][head]
-    assert f"* base model: org/qwen3, commit `{commit}`" in published["README.md"].decode()
-    assert "model.template.enable_thinking = false" in published["README.md"].decode()
-    out = tmp_path / "evaluated"
-    user.run("evaluate", "org/mine", "hf:org/more:test", "--config", BASE, *words(settings)[1:], "--out", out)
-    evaluated = json.loads((out / "evaluation.json").read_text())
-    assert evaluated["model"] == f"org/mine of the hub, commit {head}"
-    assert [(row["data_source"], row["questions"]) for row in evaluated["rows"]] == [("quickstart", 6)]
-    check_said(published, tmp_path / "mine", pq.read_table(out / "samples.parquet").to_pylist())
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
+        pushed = rlep("push", tmp_path / "run", "org/mine", **there)
+        head = hub.branches["models/org/mine"]["main"]
+        published = hub.head("models/org/mine")
+        card = published["README.md"].decode()
+        assert f"* base model: org/qwen3, commit `{commit}`" in card
+        assert "model.template.enable_thinking = false" in card
+        out = tmp_path / "evaluated"
+        rlep("evaluate", "org/mine", "hf:org/more:test", "--config", BASE, *words(settings)[1:], "--out", out, **there)
+        evaluated = json.loads((out / "evaluation.json").read_text())
+        assert evaluated["model"] == f"org/mine of the hub, commit {head}"
+        assert [(row["data_source"], row["questions"]) for row in evaluated["rows"]] == [("quickstart", 6)]
+        shown = [
+            planned,
+            checked,
+            collected,
+            *(text for done in (first, second, pushed) for text in (done.stdout, done.stderr)),
+        ]
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert (kept, [text for text in shown if TOKEN in text]) == ([], [])
+    check_greedy(tmp_path / "mine", published, out / "samples.parquet")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import sys
 from functools import lru_cache
 from typing import Any
@@ -13,7 +12,8 @@ from reasoning_gym.factory import create_dataset
 
 _LISTS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 """Tasks whose scorers evaluate an answer that is not the reference, in case it is a Python list."""
-_BELOW_ONE = math.nextafter(1.0, 0.0)
+_BELOW_ONE = 1 - 2**-20
+"""Further below 1 than what counts as a rounded 1 of a reward function."""
 
 
 def make(request: str, index: str, /) -> tuple[bool, str]:

@@ -66,7 +66,6 @@ def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: f
     found = _unboxed(found)
     said = _texts(found)
     extracted = next((text for text in said.values() if text is not None), None) if extracted is None else extracted
-    extracted = None if extracted is None else extracted[:MAX_EXTRACTED]
     if isinstance(found, bool):
         return Judgement("correct" if found else "wrong", extracted)
     if isinstance(found, Mapping):
