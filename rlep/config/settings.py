@@ -165,7 +165,9 @@ def _override(text: str) -> Tree:
         raise ConfigError(f"--set {text!r} is not of the form section.key=value")
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if value.lstrip()[:1] in ("[", "{", '"', "'"):
+            raise ConfigError(f"--set {text!r} is not TOML: {error}") from None
         parsed = value
     return _nested(names, parsed)
 

@@ -73,6 +73,9 @@ def _why(config: Config, metrics: Mapping[str, MetricValue]) -> str:
         return (
             f"dynamic sampling found fewer than update.prompts = {config.update.prompts} groups whose verdicts differ"
         )
+    if config.loss.reward_coef == 0:
+        other = f"loss.teacher = {config.loss.teacher}" if config.loss.teacher else "the base model"
+        return f"rewards have no weight (loss.reward_coef = 0), and the policy says what {other} says"
     if metrics.get("update/skipped"):
         return "updates were skipped, with no token to train on or a gradient that is not finite"
     return "all responses to a question had the same reward" + ("" if metrics else ", or no token to train on")

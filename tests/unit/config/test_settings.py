@@ -248,3 +248,8 @@ def test_a_damaged_stored_config_is_refused_by_its_file(tmp_path: Path, tree: di
         ConfigError, match=rf"^{tmp_path}/config\.json: {reason}(?s:.*)if another version of rlep wrote it"
     ):
         parse_stored_config(tree, tmp_path / "config.json")
+
+
+def test_a_list_that_is_no_toml_is_called_that() -> None:
+    with pytest.raises(ConfigError, match=r"^--set .*rollout.stop=\[.* is not TOML: "):
+        load_config([], [r'rollout.stop=["\ud800"]'])

@@ -114,3 +114,12 @@ def test_a_live_run_without_a_success_says_every_tenth_step_that_it_has_nothing_
     idle = idle.add(config, nothing | trained | {"live/responses": 3, "live/questions": 1}, wanted=True)
     with pytest.raises(MixingError, match="no replay reached the loss in 12 steps"):
         idle.add(config, nothing | trained, wanted=True)
+
+
+def test_a_teacher_that_says_what_the_policy_says_is_the_reason_where_rewards_have_no_weight() -> None:
+    taught = {"teacher": Path("org/strong"), "kl_coef": 1.0, "kl_estimator": "k2", "reward_coef": 0.0}
+    config = config_of(loss=taught, replay={"count": 0}, update={"idle_steps": 1})
+    with pytest.raises(
+        UpdateError, match=r"reward_coef = 0\), and the policy says what loss.teacher = org/strong says"
+    ):
+        IdleSteps().add(config, {"update/count": 2, "update/grad_norm_max": 0.0}, wanted=False)
