@@ -36,11 +36,6 @@ class AdvantageConfig(Section):
     estimator: Literal["group", "leave-one-out", "batch"] = option(
         "group",
         requires=[needs("advantage.scale", "batch", when=("batch",), because="the whole rollout is its only baseline")],
-        excludes=[
-            clashes(
-                "advantage.drop_constant", when=("batch",), because="a group of equal rewards has a gradient with it"
-            )
-        ],
     )
     """``group``: GRPO. ``leave-one-out``: RLOO. ``batch``: REINFORCE++, without a baseline of the group's own."""
     ddof: Literal[0, 1] = 1
@@ -54,14 +49,17 @@ class AdvantageConfig(Section):
                 "update.stream",
                 when=("batch",),
                 because="its mean and deviation are known only when the whole rollout is; switch streaming off",
-            )
+            ),
+            clashes(
+                "advantage.drop_constant", when=("batch",), because="a group of equal rewards has a gradient with it"
+            ),
         ],
     )
     """Divisor: standard deviation of the group (``leave-one-out`` has none), of all tokens of the rollout, whose mean is then 0
     (``batch``; with ``estimator = "group"`` REINFORCE++-baseline), or 1 (``none``: Dr.GRPO)."""
     drop_constant: bool = False
-    """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there either
-    way, and are not computed. KL and entropy, where they are on, act on them all the same."""
+    """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there
+    either way, and are not computed. KL and entropy, where they are on, act on them all the same."""
 
 
 class LossConfig(Section):

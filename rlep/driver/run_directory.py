@@ -63,8 +63,8 @@ CHANGEABLE = (
 
 ``run.steps`` is fixed where ``replay.schedule`` or ``update.schedule`` depends on it."""
 
-FIXED = ("learner.lora_", "verifier.profile", "verifier.correct_at", "verifier.answer_after")
-"""Exceptions that may not: they are part of the model, or decide the rewards."""
+FIXED = ("learner.lora_", "loss.teacher", "verifier.profile", "verifier.correct_at", "verifier.answer_after")
+"""Exceptions that may not: they are part of the models, or decide the rewards."""
 
 ACCEPTABLE = {
     "data": ("data.",),
@@ -259,7 +259,8 @@ def _has_progress(path: Path) -> bool:
 
 def _accepting(key: str) -> str:
     """Return the name in ``checkpoint.accept`` that lets a key differ, or an empty string."""
-    return next((name for name, keys in ACCEPTABLE.items() if keys and key.startswith(keys)), "")
+    names = (name for name, keys in ACCEPTABLE.items() if keys and key.startswith(keys))
+    return "" if key.startswith(FIXED) else next(names, "")
 
 
 def _fixed_differences(stored: Config, config: Config, accept: Sequence[str]) -> dict[str, tuple[Any, Any]]:

@@ -151,11 +151,15 @@ TIS = 'loss.correction={weight="token",cap=2}'
         ),
         (["loss.temperature=0.6"], r"loss\.temperature = 0\.6: must be 1 or 'rollout'"),
         ([TIS, "loss.temperature=rollout", "rollout.top_p=0.9"], r"needs rollout\.top_p = 1, not 0\.9"),
+        (
+            ["advantage.scale=batch", "advantage.drop_constant=true"],
+            r'scale = "batch" with advantage\.drop_constant = true: a group of equal rewards has a gradient with it',
+        ),
         ([TIS, "rollout.min_p=0.1"], r"cap = 2 } needs rollout\.min_p = 0, not 0\.1"),
         ([TIS, "rollout.repetition_penalty=1.1"], r"needs rollout\.repetition_penalty = 1, not 1\.1"),
     ],
 )
-def test_sampling_that_cannot_be_is_refused(overrides: list[str], message: str) -> None:
+def test_settings_that_cannot_be_together_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config([], overrides)
     load_config([], [GREEDY, "evaluation.samples=1"])

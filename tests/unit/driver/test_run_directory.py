@@ -203,6 +203,15 @@ def test_what_is_no_matter_of_an_update_is_not_accepted_with_it(tmp_path: Path) 
     assert "to continue it with what this command has" not in str(refused.value)
 
 
+def test_another_teacher_is_another_run(tmp_path: Path) -> None:
+    taught = {"kl_coef": 1.0, "kl_estimator": "k2"}
+    stepped(tmp_path, config_of(loss=taught))
+    told = config_of(loss=taught | {"teacher": Path("strong")}, checkpoint={"accept": ["update"]})
+    with pytest.raises(ConfigError, match=r"loss\.teacher") as refused:
+        RunDirectory(tmp_path, told, FACTS)
+    assert "to continue it with what this command has" not in str(refused.value)
+
+
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     store = RunDirectory(tmp_path, config_of(), FACTS)
     with pytest.raises(DataError, match="already running"):
