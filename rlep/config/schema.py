@@ -345,6 +345,7 @@ class Config(Section):
         for refusal in refusals(self):
             raise ConfigError(refusal)
         self._check_step()
+        self._check_rewards()
         self._check_replay()
         self._check_best()
         check_times(self.generator, self.learner, self.rollout.max_tokens)
@@ -393,6 +394,25 @@ class Config(Section):
             raise ConfigError(
                 f'update.schedule = "{update.schedule}" begins after update.warmup = {update.warmup}, and the run has '
                 f"{self.schedule_end} {update.unit}; shorten the warm-up, or raise run.steps"
+            )
+
+    def _check_rewards(self) -> None:
+        """Refuse what acts on the rewards' term of the loss alone where ``loss.reward_coef = 0`` takes that away."""
+        loss, replay = self.loss, self.replay
+        if loss.reward_coef or loss.kl_estimator == "k1":  # which is part of that term
+            return
+        useless = {
+            "rollout.max_staleness": self.rollout.max_staleness,
+            "loss.correction": loss.correction,
+            "loss.high_entropy_fraction": loss.high_entropy_fraction < 1,
+            "replay.correction": replay.correction,
+            "replay.shaping": replay.shaping,
+            "replay.weight": replay.weight != 1,
+        }
+        if key := next((key for key, value in useless.items() if value), None):
+            raise ConfigError(
+                f'{key} with loss.reward_coef = 0 and loss.kl_estimator = "{loss.kl_estimator}": it acts on the rewards\' part '
+                'of the loss, not on that KL; leave it out, or set loss.kl_estimator = "k1", whose KL is in the reward'
             )
 
     def _check_replay(self) -> None:

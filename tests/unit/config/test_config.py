@@ -120,6 +120,7 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
 
 GREEDY = "evaluation.temperature=0"
 WARM = "rollout.temperature=0.6"
+DISTILLED = [*TEACHER, "loss.reward_coef=0", "loss.kl_estimator=k2"]
 TIS = 'loss.correction={weight="token",cap=2}'
 
 
@@ -155,6 +156,10 @@ TIS = 'loss.correction={weight="token",cap=2}'
             ["advantage.scale=batch", "advantage.drop_constant=true"],
             r'scale = "batch" with advantage\.drop_constant = true: a group of equal rewards has a gradient with it',
         ),
+        ([*DISTILLED, TIS], r"^loss\.correction with loss\.reward_coef = 0"),
+        ([*DISTILLED, TIS, "rollout.max_staleness=1"], r"^rollout\.max_staleness with loss\.reward_coef = 0"),
+        ([*DISTILLED, "loss.high_entropy_fraction=0.2"], r"^loss\.high_entropy_fraction with loss\.reward_coef = 0"),
+        ([*DISTILLED, "replay.count=2", "replay.weight=0.5"], r"^replay\.weight with loss\.reward_coef = 0"),
         ([TIS, "rollout.min_p=0.1"], r"cap = 2 } needs rollout\.min_p = 0, not 0\.1"),
         ([TIS, "rollout.repetition_penalty=1.1"], r"needs rollout\.repetition_penalty = 1, not 1\.1"),
     ],
@@ -194,6 +199,7 @@ def test_a_best_checkpoint_by_evaluations_that_none_has_is_refused(overrides: li
         [WARM],
         ["rollout.fresh=1", "advantage.estimator=batch", "advantage.scale=batch"],
         [TIS],
+        [*DISTILLED, TIS, "loss.kl_estimator=k1"],  # the KL in the reward is corrected with it
         [WARM, *LIVE],
         [WARM, "loss.temperature=rollout", TIS, "rollout.max_staleness=1"],
         [WARM, "loss.temperature=rollout", *LIVE, TIS.replace("loss", "replay")],
