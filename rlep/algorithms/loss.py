@@ -157,6 +157,8 @@ def packed_policy_loss(
     policy = ppo_terms(ratio, advantages, loss)
     if loss.surrogate == "cispo":
         policy = cispo_terms(ratio, logprobs, advantages, loss)
+    if packed.importance is not None:
+        policy = policy * packed.importance
     policy = _replay_terms(packed, replay, policy, ratio)
     if packed.high_entropy is not None:
         # After the terms and before the weights: tokens that are left out still count in the mean.
@@ -225,9 +227,7 @@ def policy_loss(
 
 
 def _replay_terms(packed: PackedTokens, replay: ReplayConfig, policy: Tensor, ratio: Tensor) -> Tensor:
-    """The policy terms ``[R]``, corrected for their sampler, with those of replayed tokens shaped and weighed."""
-    if packed.importance is not None:
-        policy = policy * packed.importance
+    """The policy terms ``[R]`` with those of replayed tokens shaped and weighed."""
     if not replay.shaping and replay.weight == 1:
         return policy
     replayed = packed.mask & packed.replayed[packed.sequences]

@@ -16,7 +16,7 @@ from rlep.core.plural import counted, named
 from rlep.core.scores import OutOfRange
 from rlep.core.types import Prompt
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
-from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
+from rlep.driver.crashes import LEAST_QUESTIONS, is_function, undecided_text
 from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length, load_tokenizer, vocabulary_size
@@ -183,9 +183,7 @@ def _undecided(verifier: BaseVerifier, prompts: Sequence[Prompt]) -> str:
     ):
         raise ConfigError(wrong.partition(": ")[2])
     counts = Counter[str](verdict.status for verdict in verdicts)
-    if not counts or {*counts} - {*UNDECIDED}:
-        return ""
-    return undecided_text(verifier.name, counts, reasons[0])
+    return undecided_text(verifier.name, counts, next(iter(reasons), ""))
 
 
 def _told(profile: str, faults: Mapping[str, str], references: int) -> str:

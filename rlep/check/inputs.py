@@ -102,8 +102,7 @@ class Subject:
 
     def _shape(self) -> ModelShape | None:
         try:
-            taught = read_shape(self.teacher) if self.teacher is not None else None
-            return replace(read_shape(self.model), teacher=taught)
+            return _shape_in([self.model, *([] if self.teacher is None else [self.teacher])])
         except ModelError:
             return None
 
@@ -125,7 +124,12 @@ class Subject:
 
 def shape_of(config: Config) -> ModelShape:
     """Return the shape of a config's model, and of its teacher with it. Raises ``ModelError`` naming what cannot be read."""
-    own, *others = (read_shape(model_directory(model, weights=False)) for model in config.models)
+    return _shape_in([model_directory(model, weights=False) for model in config.models])
+
+
+def _shape_in(directories: Sequence[Path]) -> ModelShape:
+    """Return the shape of the model in the first directory, with that in the second, if there is one, as its teacher."""
+    own, *others = map(read_shape, directories)
     return replace(own, teacher=others[0] if others else None)
 
 

@@ -34,6 +34,9 @@ STATUSES: tuple[Status, ...] = (
     "crashed",
 )
 
+UNDECIDED: tuple[Status, ...] = ("timeout", "out_of_memory", "crashed")
+"""Statuses that are about the verifier, not about the response."""
+
 LATENCY_BOUNDS: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Upper bounds of the buckets that verdicts are counted in by their time, in seconds; a last one holds the rest."""
 

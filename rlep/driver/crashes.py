@@ -9,11 +9,9 @@ from rlep.config.roles import FUNCTIONS
 from rlep.core.errors import VerifierError
 from rlep.core.plural import counted
 from rlep.core.scores import OutOfRange
-from rlep.core.types import Completion, Prompt, Verdict
+from rlep.core.types import UNDECIDED, Completion, Prompt, Verdict
 from rlep.driver.ports import Verifiers
 
-UNDECIDED = ("crashed", "timeout", "out_of_memory")
-"""Statuses that are about the user's function, not about the response."""
 LEAST_QUESTIONS = 2
 """A function may fail on every response to one question, whose reference it cannot read."""
 
@@ -63,13 +61,13 @@ def function_fault(
         return ""
     if outside := next((reason for reason in reasons if reason.startswith(OutOfRange.__name__)), ""):
         return f"{profile}: {outside}"
-    if questions < LEAST_QUESTIONS or not counts or {*counts} - {*UNDECIDED}:
-        return ""
-    return undecided_text(profile, counts, next(iter(reasons), ""))
+    return "" if questions < LEAST_QUESTIONS else undecided_text(profile, counts, next(iter(reasons), ""))
 
 
 def undecided_text(profile: str, counts: Mapping[str, int], reason: str) -> str:
-    """Describe a function that decided on no response: how many had which status, and why the first crashed."""
+    """Describe a function that decided on no response, of some: how many had which status, and why the first; else empty."""
+    if not counts or {*counts} - {*UNDECIDED}:
+        return ""
     was = ", ".join(f"{count} {status}" for status, count in counts.items())
     first = f"; the first: {reason}" if reason else ""
     return f"{profile} decided on none of {counted(sum(counts.values()), 'response')} ({was}){first}"

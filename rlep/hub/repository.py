@@ -119,10 +119,8 @@ class Repository:
         """Return the megabytes that are to be downloaded."""
         from huggingface_hub import try_to_load_from_cache
 
-        held, files = (
-            partial(try_to_load_from_cache, self.name, repo_type=self.kind, revision=commit),
-            self.files(commit),
-        )
+        held = partial(try_to_load_from_cache, self.name, repo_type=self.kind, revision=commit)
+        files = self.files(commit)
         names = [name for name in chosen(files, patterns, leave_out) if not isinstance(held(name), str)]
         return sum(files[name] for name in names) // MEGABYTE
 

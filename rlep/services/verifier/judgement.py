@@ -14,7 +14,6 @@ from rlep.core.scores import OutOfRange, score_fault
 from rlep.services.verifier.frames import GradingJob
 
 MAX_REASON = 2000
-MAX_EXTRACTED = 4000
 _OWN_FILES = os.path.dirname(__file__) + os.sep
 """A traceback is shown from below the last frame in these."""
 _REFUSED = ("[Errno 1] Operation not permitted", "can't start new thread")

@@ -15,10 +15,12 @@ from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.judge import JUDGE, read_judge
-from rlep.services.verifier.judgement import MAX_EXTRACTED
 from rlep.services.verifier.reward_call import terms_of
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.verifier.worker_process import Reply
+
+MAX_EXTRACTED = 4000
+"""Characters of an extracted text that are kept."""
 
 
 class FunctionVerifier(BaseVerifier):

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlep.core.errors import PoolError
-from rlep.core.types import NOT_ASKED, Asked, Trajectory, Verdict
+from rlep.core.types import NOT_ASKED, UNDECIDED, Asked, Trajectory, Verdict
 from rlep.services.pool.files.texts import GradePairs, Texts
 from rlep.services.pool.storage.scan import trajectory_of
 
 if TYPE_CHECKING:
     from rlep.services.pool.rpc.client import PoolClient
 
-UNDECIDED = ("timeout", "out_of_memory", "crashed")
-"""Verdicts on the verifier itself, not on the response: reported, never quarantined."""
 _BATCH, _BATCH_TOKENS = 256, 1 << 20
 
 
