@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.inputs import Subject
-from rlep.check.pool_checks import pool_exists
-from rlep.check.pool_place import pool_place
+from rlep.check.pool_place import pool_exists, pool_place
 from rlep.config.schema import Config
 from rlep.core.errors import DeadlineExceeded, ModelError, PoolError
 from rlep.core.plural import counted

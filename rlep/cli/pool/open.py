@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlep.check.pool_checks import pool_exists
-from rlep.check.pool_place import pool_place
+from rlep.check.pool_place import pool_exists, pool_place
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.core.errors import DataError, ModelError, PoolError
