@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlep.core.errors import DataError, ModelError
+from rlep.core.versions import check_versions
 
 NESTED = ("*/*",)
 """Files in folders, which a model does not need: other formats, and originals before their conversion."""
@@ -28,6 +29,9 @@ class Repository:
 
     kind: Literal["model", "dataset"]
     name: str
+
+    def __post_init__(self) -> None:
+        check_versions("huggingface_hub")
 
     def commit(self, revision: str | None) -> str:
         """Return the commit that a branch or tag names now; without network, the one it named when it was last asked for."""
