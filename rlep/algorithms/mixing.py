@@ -18,6 +18,7 @@ def mix(
     fresh_count: int,
     max_replays: int,
     tokenizer_digest: str,
+    template_digest: str = "",
     max_staleness: int = 0,
     allow_failed_replays: bool = False,
     require_replays: bool = False,
@@ -29,13 +30,14 @@ def mix(
     A short pool gives a smaller group and is never padded; ``require_replays`` refuses it instead.
     Every token id is below ``vocabulary``, the rows of the model's embedding (None: not known). No replay is longer than
     ``max_tokens``, as no fresh rollout is: batches, memory and the model's context are planned by it (None: any length).
+    No replay's prompt was made otherwise than by ``template_digest``, so far as that is known (empty: it may have been).
     Fresh ones may have equal tokens but not equal sample ids; replays are distinct by content.
 
     Raises:
         StaleRolloutError: a token of a fresh one sampled more than ``max_staleness`` versions before
             ``policy_version``, or after it.
         MixingError: wrong counts, another prompt or tokenizer, a token beyond the vocabulary,
-            duplicates, an unverified, truncated or overlong replay.
+            duplicates, an unverified, truncated or overlong replay, or one to a prompt made otherwise.
     """
     _check_counts(prompt, fresh, replays, fresh_count, max_replays)
     if require_replays and len(replays) < max_replays:
@@ -50,7 +52,7 @@ def mix(
     for trajectory in fresh:
         _check_version(prompt, trajectory, policy_version, max_staleness)
     for trajectory in replays:
-        _check_replay(prompt, trajectory, allow_failed_replays, max_tokens)
+        _check_replay(prompt, trajectory, allow_failed_replays, max_tokens, template_digest)
     _check_distinct(prompt, "fresh rollouts with sample id", (t.sample_id for t in fresh))
     _check_distinct(prompt, "replays with content id", (t.content_id for t in replays))
     return Group(prompt, policy_version, tuple(fresh), tuple(replays))
@@ -99,7 +101,15 @@ def _check_version(prompt: Prompt, trajectory: Trajectory, policy_version: int, 
             )
 
 
-def _check_replay(prompt: Prompt, trajectory: Trajectory, allow_failed: bool, max_tokens: int | None) -> None:
+def _check_replay(
+    prompt: Prompt, trajectory: Trajectory, allow_failed: bool, max_tokens: int | None, template_digest: str
+) -> None:
+    if trajectory.provenance.prompted_otherwise(template_digest):
+        raise MixingError(
+            f"prompt {prompt.id}: replay {trajectory.content_id} answers a prompt made by template "
+            f"{trajectory.provenance.template_digest}, this run's are by {template_digest}: set [model] as when it was sampled, "
+            'or replay.other_template = "render" to train it after this run\'s prompt'
+        )
     if max_tokens is not None and len(trajectory.tokens) > max_tokens:
         raise MixingError(
             f"prompt {prompt.id}: replay {trajectory.content_id} has {len(trajectory.tokens)} tokens, and "

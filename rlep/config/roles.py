@@ -141,6 +141,9 @@ class VerifierConfig(ActorConfig):
     ``docs/reference/verifier.md``."""
     correct_at: float = Field(1.0, gt=0, le=1)
     """Least score that is ``correct``, where a function or judge gives scores; the reward stays that of the score."""
+    answer_after: str | None = Field(None, min_length=1)
+    """Text after whose last occurrence a response is graded, e.g. ``</think>``; without it the response is ``no_answer``. None:
+    no mark is asked for."""
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
     network: bool = False

@@ -71,7 +71,7 @@ def open_run(config: Config, inputs: Inputs, phase: str, progress: CommandProgre
         tokenizer_digest=inputs.tokenizer.digest,
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},
-        template_digest=inputs.template_digest,
+        template_digest=inputs.tokenizer.template_digest,
     )
     store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config, progress))
     store.events.log("data_loaded", None, **facts.data)
@@ -121,7 +121,7 @@ def run_of(config: Config, inputs: Inputs, generators: Generators, verifiers: Ve
         policy_digest=f"{config.run.name}:{weights}",
         generator_dtype=config.generator.compute_dtype,
         vocabulary=inputs.vocabulary,
-        template_digest=inputs.template_digest,
+        template_digest=inputs.tokenizer.template_digest,
     )
 
 

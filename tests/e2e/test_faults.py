@@ -62,7 +62,7 @@ def settings(home: Path) -> list[str]:
         "replay.minimum=1",
         "replay.per_question=2",
         "replay.selection=newest",
-        "replay.is_cap=2",
+        'replay.correction={weight="token",cap=2}',
         "checkpoint.keep=1",
     ]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,17 +151,20 @@ def test_a_rehearsal_of_the_largest_update_leaves_no_trace(start: Callable[..., 
     np.testing.assert_array_equal(scores, plain)
 
 
+TIS = {"weight": "token", "cap": 2.0}
+
+
 @pytest.mark.parametrize(
     "keys",
     [
-        {"loss": {"tis_cap": 2.0}},
-        {"replay": {"count": 1, "is_cap": 2.0}},
+        {"loss": {"correction": TIS}},
+        {"replay": {"count": 1, "correction": TIS}},
         {"loss": {"high_entropy_fraction": 0.2}},
     ],
-    ids=["tis_cap", "is_cap", "high_entropy_fraction"],
+    ids=["fresh", "replay", "high_entropy_fraction"],
 )
 def test_every_loss_is_rehearsed_with_the_log_probs_and_the_entropies_that_it_asks_for(
-    start: Callable[..., LearnerRank], keys: dict[str, dict[str, float]]
+    start: Callable[..., LearnerRank], keys: dict[str, dict[str, Any]]
 ) -> None:
     learner = start(
         **keys,

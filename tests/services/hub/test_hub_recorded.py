@@ -89,7 +89,7 @@ def test_another_command_in_the_directory_is_still_told_so_first(hub: Hub) -> No
 
 def test_a_pool_is_told_the_commit_of_the_model_that_wrote_a_response(hub: Hub) -> None:
     model, _ = begun(hub)
-    inputs = Inputs(load_tokenizer(QUICKSTART), 42, "digest", "template", None, None)
+    inputs = Inputs(load_tokenizer(QUICKSTART), 42, "digest", None, None)
     given = None, None, Notes()
     assert run_of(resolved(), inputs, *given).policy_digest == f"rlep:org/tiny@{model}"  # type: ignore[arg-type]
     own = load_config([], [f'model.path="{QUICKSTART}"'])
