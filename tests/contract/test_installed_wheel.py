@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
+from rlep import prompt_id_of
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 REQUIRED = "RLEP_REGISTRY_TESTS"
@@ -158,9 +160,15 @@ def test_a_bare_environment_has_the_command_line_and_the_shipped_configs(bare: E
     bare.run("rlep", "config", "copy", "rlep.toml")
     assert (bare.place / "configs/rlep.toml").read_text() == (presets / "rlep.toml").read_text()
     (bare.place / "token").write_text(served.token)
-    pool = ["--redis", f"grpc://{served.address}", "--set", "pool.token_file=token", "--json"]
+    pool = ["--redis", f"grpc://{served.address}", "--set", "pool.token_file=token"]
     bare.run("python", "-c", CLIENT, served.address, served.token)
-    assert json.loads(bare.run("rlep", "pool", "stats", *pool))["trajectories"] == 1
+    assert json.loads(bare.run("rlep", "pool", "stats", "--json", *pool))["trajectories"] == 1
+    prompt_id = prompt_id_of("What is 2 + 2?", "4")
+    assert "token ids [19, 7, 2]" in bare.run("rlep", "pool", "show", prompt_id, *pool)
+    assert "would remove 0 of 1 trajectory" in bare.run(
+        "rlep", "pool", "prune", "--policy", "other@*", "--dry-run", *pool
+    )
+    assert "removed 0 damaged records of 1" in bare.run("rlep", "pool", "prune", "--damaged", *pool)
 
 
 @pytest.mark.parametrize("protobuf", ["5", "6", "7"])
@@ -182,13 +190,27 @@ def test_client_and_stubs_run_with_every_protobuf(protobuf: str, wheel: Path, se
         assert told == {"protobuf": protobuf, "stored": 1, "drawn": drawn, "prompts": True, "digest": digest}
 
 
+def test_the_verifier_extra_grades_without_a_trainer(wheel: Path, tmp_path: Path) -> None:
+    environment = made(tmp_path / "environment")
+    environment.install(f"rlep[verifier] @ {wheel.as_uri()}")
+    row = {"gold": r"\frac{\sqrt{2}}{2}", "response": r"\boxed{\sin(\pi/4)}"}
+    (environment.place / "rows.jsonl").write_text(json.dumps(row))
+    graded = json.loads(environment.run("rlep", "grade", "rows.jsonl"))
+    assert (graded["status"], graded["path"]) == ("correct", "full")  # compared by value, in a worker
+    assert "torch" not in uv("pip", "list", "--python", environment.place)
+
+
 @pytest.mark.parametrize("present", ["trl[vllm]", "verl[vllm]", "protobuf<6"])
-def test_the_package_and_its_server_fit_into_a_trainers_environment(present: str, wheel: Path, tmp_path: Path) -> None:
+def test_the_package_a_server_and_the_verifiers_fit_into_a_trainers_environment(
+    present: str, wheel: Path, tmp_path: Path
+) -> None:
     """All that rlep needs is there in a version that rlep takes, or new to it."""
     plain = ["pip", "compile", "-", "--no-header", "--no-annotate"]
     pins = uv(*plain, given=present).splitlines()
     (tmp_path / "there.txt").write_text("\n".join(pins))
-    needed = uv(*plain, "--constraints", tmp_path / "there.txt", given=f"rlep[pool] @ {wheel.as_uri()}").splitlines()
+    needed = uv(
+        *plain, "--constraints", tmp_path / "there.txt", given=f"rlep[pool,verifier] @ {wheel.as_uri()}"
+    ).splitlines()
     there = {pin.partition("==")[0] for pin in pins}
     assert re.split(r"\W", present)[0] in there
     kept = {pin for pin in needed if pin.partition("==")[0] in there}

@@ -7,6 +7,7 @@ The bare environment here is made of links to the base packages of this one, so 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -143,6 +144,12 @@ def test_a_module_that_is_missing_for_another_reason_keeps_its_traceback(bare: P
         "try: rlep.policy_loss\nexcept ModuleNotFoundError as error: print(error)"
     )
     assert run(bare, program, tmp_path) == "No module named 'rlep.gone'\n"
+
+
+def test_the_python_page_lists_the_extras() -> None:
+    page = (ROOT / "docs/reference/python-api.md").read_text()
+    rows = re.findall(r"^\| (.+?) \|", page.partition("| Extra |")[2].partition("\n## ")[0], re.M)
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == [*(extra for extra in EXTRAS if extra != "cuda"), "cpu", "cuda"]
 
 
 def test_every_package_that_is_imported_comes_with_the_base_or_an_extra_that_messages_name() -> None:

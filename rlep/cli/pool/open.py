@@ -65,7 +65,7 @@ def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
     except ModelError:
         return None
     except WrongVersionError as error:
-        typer.echo(f"token ids only, no texts: {error}", err=True)
+        typer.echo(f"token ids only, without the tokenizer of model.path = {config.model.path}: {error}", err=True)
         return None
     return tokenizer if tokenizer.digest == pool.stats().tokenizer_digest else None
 
