@@ -201,9 +201,7 @@ def test_the_verifier_extra_grades_without_a_trainer(wheel: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("present", ["trl[vllm]", "verl[vllm]", "protobuf<6"])
-def test_the_package_a_server_and_the_verifiers_fit_into_a_trainers_environment(
-    present: str, wheel: Path, tmp_path: Path
-) -> None:
+def test_all_but_the_hub_fits_into_a_trainers_environment(present: str, wheel: Path, tmp_path: Path) -> None:
     """All that rlep needs is there in a version that rlep takes, or new to it."""
     plain = ["pip", "compile", "-", "--no-header", "--no-annotate"]
     pins = uv(*plain, given=present).splitlines()
