@@ -190,8 +190,8 @@ def test_every_package_that_is_imported_comes_with_the_base_or_an_extra_that_mes
             assert base & brought, f"{path}:{line}: {name} is neither in EXTRAS of rlep/core/versions.py nor in OTHERS"
     for extra, group in EXTRAS.items():
         # The build for CPUs is what these tests run on.
-        brought = brought_by(PROJECT["optional-dependencies"]["cpu" if extra == "cuda" else extra])
+        asked = brought_by(PROJECT["optional-dependencies"]["cpu" if extra == "cuda" else extra])
         for module in group:
             packages = {*map(canonicalize_name, modules[module])}
-            assert packages & brought, f"{module} does not come with {extra}"
+            assert packages & asked, f"{module} does not come with {extra}"
             assert not packages & base, f"{module} comes with rlep"
