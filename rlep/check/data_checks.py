@@ -13,6 +13,7 @@ from rlep.config.roles import VerifierConfig
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
+from rlep.core.scores import OutOfRange
 from rlep.core.types import Prompt
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
@@ -20,7 +21,7 @@ from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length, vocabulary_size
 from rlep.engines.weights.weight_update import ties_head
-from rlep.hub.resolve import model_directory, model_text
+from rlep.hub.resolve import check_index, model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
@@ -50,6 +51,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     check_context(config)
     check_divided(config)
     fingerprint(path)
+    check_index(path, [file.name for file in path.iterdir()])
     check_heads(subject)
     check_output_head(config)
     check_stops(subject)
@@ -142,7 +144,7 @@ def _unpaid_pairs(verifier: BaseVerifier, pairs: Sequence[tuple[str, str]]) -> d
 def _undecided(verifier: BaseVerifier, prompts: Sequence[Prompt]) -> str:
     """Say so if the user's function decides on none of the first references, given as responses; else an empty string.
 
-    Raises ``ConfigError`` where it asks for what no question has.
+    Raises ``ConfigError`` where it asks for what no question has, or gives a score out of its range.
     """
     first: dict[str, Prompt] = {}
     for prompt in prompts:
@@ -152,8 +154,10 @@ def _undecided(verifier: BaseVerifier, prompts: Sequence[Prompt]) -> str:
         [(prompt.reference, verifier.respond(prompt.reference), False, prompt.asked) for prompt in shown]
     )
     reasons = [verdict.reason.partition("\n")[0] for verdict in verdicts]
-    if unknown := next((reason for reason in reasons if reason.startswith(UnknownName.__name__)), ""):
-        raise ConfigError(unknown.partition(": ")[2])
+    if wrong := next(
+        (reason for reason in reasons if reason.startswith((UnknownName.__name__, OutOfRange.__name__))), ""
+    ):
+        raise ConfigError(wrong.partition(": ")[2])
     counts = Counter[str](verdict.status for verdict in verdicts)
     if not counts or {*counts} - {*UNDECIDED}:
         return ""
@@ -241,7 +245,7 @@ def check_stops(subject: Subject) -> None:
             f"rollout.stop: no tokens of {path} make the text {strange[0]!r}, so no response would end at it; correct it, or "
             "leave it out"
         )
-    rows = vocabulary_size(path)
+    rows = vocabulary_size(subject.model)
     if beyond := [token for token in rollout.stop_tokens if rows is not None and token >= rows]:
         raise ConfigError(f"rollout.stop_tokens: {path} has no token {beyond[0]}: its vocabulary has {rows:,}")
 

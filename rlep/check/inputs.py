@@ -61,7 +61,7 @@ class Subject:
     @property
     def model(self) -> Path:
         """The model's directory on this machine."""
-        return model_directory(self.config.model)
+        return self._once("model.path", lambda: model_directory(self.config.model))
 
     @property
     def tokenizer(self) -> Tokenizer:

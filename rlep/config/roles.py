@@ -70,8 +70,8 @@ class GeneratorConfig(ActorConfig):
     eager: bool = True
     """Run without CUDA graphs and compilation; turn off on GPU for speed."""
     engine: dict[str, JsonValue] = Field(default_factory=dict)
-    """Other arguments of vLLM's ``AsyncEngineArgs``, e.g. ``attention_backend = "FLASH_ATTN"``; those that rlep sets are
-    refused."""
+    """Other arguments of vLLM's ``AsyncEngineArgs``, e.g. ``attention_backend = "FLASH_ATTN"``; those that rlep sets, or that
+    would part generators from the learner, are refused."""
     restarts: Count = 3
     """Times a dead generator is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
@@ -109,7 +109,7 @@ class GeneratorConfig(ActorConfig):
     def _free_arguments(cls, engine: dict[str, JsonValue]) -> dict[str, JsonValue]:
         for name in engine:
             if reason := refusal(name):
-                raise ConfigError(f"generator.engine.{name}: rlep sets this argument of vLLM; {reason}")
+                raise ConfigError(f"generator.engine.{name} is refused: {reason}")
         return engine
 
     @model_validator(mode="after")

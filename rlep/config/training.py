@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlep.config.replay import plain_sampling
-from rlep.config.sampling import SamplingConfig
+from rlep.config.sampling import MOST_TEMPERATURE, SamplingConfig
 from rlep.config.section import CorrectionConfig, Count, Decay, Positive, Section, Share, Weight, clashes, needs, option
 
 Aggregation = Literal["token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
@@ -182,8 +182,9 @@ class EvaluationConfig(SamplingConfig):
             for key, none in (("evaluation.samples", ()), ("evaluation.final_samples", (None,)))
         ],
         ge=0,
+        le=MOST_TEMPERATURE,
     )
-    """Sampling temperature; 0 is greedy: the most probable token each time."""
+    """Sampling temperature, 0.01 to 2; 0 is greedy: the most probable token each time."""
     seed: int = Field(0, ge=0)
     """Seed of the evaluation's samples; use the same in runs that you compare."""
 
@@ -193,8 +194,8 @@ class CollectionConfig(SamplingConfig):
 
     samples: Positive = 64
     """Candidates per question."""
-    temperature: float = Field(0.7, gt=0)
-    """Sampling temperature."""
+    temperature: float = Field(0.7, gt=0, le=MOST_TEMPERATURE)
+    """Sampling temperature, 0.01 to 2."""
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus: smallest set of tokens with this much probability; 1 keeps all."""
     cap: Positive = 64

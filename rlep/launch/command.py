@@ -51,7 +51,8 @@ def resolve_names(config: Config, phase: str, progress: Progress) -> Config:
 
     Raises ``ConfigError`` naming both, ``ModelError`` or ``DataError`` saying why a name stands for nothing.
     """
-    return resolve(config, progress.note, check=partial(refuse_other_run, config.run.directory, phase))
+    unlike = partial(refuse_other_run, config.run.directory, phase)
+    return resolve(config, progress.note, check=unlike, phase=progress.phase)
 
 
 def train_set(inputs: Inputs) -> PromptSet:

@@ -95,7 +95,7 @@ def test_with_gpus_the_head_has_them_all_and_shared_memory_for_7b() -> None:
     assert head["gpus"] == "all"
     size = re.fullmatch(r"\$\{RLEP_SHM:-(\d+)gb\}", head["shm_size"])  # Docker's gb is a GiB
     assert size
-    config = load_config([ROOT / "configs/rlep.toml", ROOT / "configs/machines/8x80gb.toml"])
+    config = load_config([ROOT / "configs/paper/rlep.toml", ROOT / "configs/machines/8x80gb.toml"])
     wanted = plan_host(config, MATH_7B).published_bytes + OBJECT_STORE_BYTES
     assert int(size[1]) == -(-wanted // 2**30)
     assert wanted_cpus(config) <= int(re.findall(r"RLEP_HEAD_CPUS=(\d+)", (DEPLOY / "compose.gpu.yaml").read_text())[0])
@@ -295,6 +295,20 @@ def test_only_the_head_has_the_password_of_redis() -> None:
     for name in ("head", "worker"):
         assert compose[name]["environment"]["RAY_AUTH_MODE"] == "token"
         assert compose[name]["secrets"][0]["source"] == "ray_token"
+
+
+def test_only_the_head_has_a_token_of_the_hub_and_all_see_what_it_downloads() -> None:
+    containers = {group: template["spec"]["containers"][0] for group, template in ray_pods()}
+    assert [group for group, container in containers.items() if "HF_TOKEN" in json.dumps(container)] == ["head"]
+    (token,) = [held for held in containers["head"]["env"] if held["name"] == "HF_TOKEN"]
+    assert token["valueFrom"]["secretKeyRef"]["optional"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert [name for name, service in compose.items() if "HF_TOKEN" in json.dumps(service)] == ["head"]
+    (home,) = re.findall(r"HF_HOME=(\S+)", (DEPLOY / "Dockerfile").read_text())
+    for container in containers.values():
+        (volume,) = [at["name"] for at in container["volumeMounts"] if at["mountPath"] == str(Path(home).parent)]
+        assert volume == "work"
+    assert all(f"work:{Path(home).parent}" in compose[name]["volumes"] for name in ("head", "worker"))
 
 
 def test_images_of_others_are_pinned_by_digest() -> None:

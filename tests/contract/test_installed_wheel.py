@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from rlep import prompt_id_of
+from rlep.config.shipped import shipped
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -153,12 +154,12 @@ def test_a_bare_environment_has_the_command_line_and_the_shipped_configs(bare: E
     assert not {"torch", "ray", "redis", "transformers", "huggingface-hub", "httpx", "pyarrow"} & installed
     assert bare.run("rlep", "--version").startswith("rlep ")
     listed = [line.split()[0] for line in bare.run("rlep", "config", "list").splitlines()]
-    presets = ROOT / "rlep/config/presets"
-    assert sorted(listed) == sorted(
-        path.relative_to(presets).with_suffix("").as_posix() for path in presets.rglob("*.toml")
-    )
-    bare.run("rlep", "config", "copy", "rlep.toml")
-    assert (bare.place / "configs/rlep.toml").read_text() == (presets / "rlep.toml").read_text()
+    assert listed == [*shipped()]
+    bare.run("rlep", "config", "copy", "paper")
+    copied, recipe = bare.place / "configs/paper", ROOT / "rlep/config/presets/paper"
+    assert {path.name: path.read_text() for path in copied.iterdir()} == {
+        path.name: path.read_text() for path in recipe.iterdir()
+    }
     (bare.place / "token").write_text(served.token)
     pool = ["--redis", f"grpc://{served.address}", "--set", "pool.token_file=token"]
     bare.run("python", "-c", CLIENT, served.address, served.token)

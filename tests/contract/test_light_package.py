@@ -132,9 +132,9 @@ def test_a_pool_server_and_the_shipped_configs_need_nothing_else(bare: Path, tmp
     verbs = ["stats", "browse", "show x", "sample", "prune --keep 1", "prune --damaged", "seal --yes"]
     for status, text in commands(bare, [f"pool {verb} {server}" for verb in verbs], tmp_path):
         assert (status, text.count("nobody listens there")) == (1, 1), text
-    lines = ["--help", "config list", "config schema", "config copy rlep mine.toml", "config show mine.toml"]
+    lines = ["--help", "config list", "config schema", "config copy paper/rlep mine.toml", "config show mine.toml"]
     assert commands(bare, lines, tmp_path) == [(0, "")] * len(lines)
-    assert (tmp_path / "mine.toml").read_text() == (ROOT / "rlep/config/presets/rlep.toml").read_text()
+    assert (tmp_path / "mine.toml").read_text() == (ROOT / "rlep/config/presets/paper/rlep.toml").read_text()
 
 
 def test_what_needs_an_extra_says_which(bare: Path, tmp_path: Path) -> None:

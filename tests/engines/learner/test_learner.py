@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -25,20 +25,9 @@ from tests.engines.learner.learner_cases import (
     with_near_old_logprobs,
     write_tiny_model,
 )
-from tests.engines.learner.learner_process import gradients_of_first_update, same, single_ranks, weights_of
+from tests.engines.learner.learner_process import gradients_of_first_update, same, weights_of
 
 Start = Callable[..., LearnerRank]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
-
-
-@pytest.fixture
-def start(model: Path, tmp_path: Path) -> Iterator[Start]:
-    with single_ranks(tmp_path, model) as begin:
-        yield begin
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "mistral-window"])

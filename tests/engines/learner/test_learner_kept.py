@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,21 +17,16 @@ from rlep.core.errors import UpdateError
 from rlep.core.types import Float32Array
 from rlep.engines.learner.policy import named_shards
 from rlep.engines.learner.rank import LearnerRank
-from tests.engines.learner.learner_cases import ragged_batch, write_tiny_model
-from tests.engines.learner.learner_process import run_ranks, same, save_batch, single_ranks, weights_of
+from tests.engines.learner.learner_cases import ragged_batch
+from tests.engines.learner.learner_process import run_ranks, same, save_batch, weights_of
 
 SETS = [ragged_batch(seed=seed) for seed in range(4)]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
-
-
 @pytest.fixture
-def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., LearnerRank]]:
-    with single_ranks(tmp_path, model) as begin:
-        yield partial(begin, keep=True)
+def start(start: Callable[..., LearnerRank]) -> Callable[..., LearnerRank]:
+    """Starter of learners that keep the weights before a rollout's first update."""
+    return partial(start, keep=True)
 
 
 def test_sets_scored_and_trained_one_by_one_give_the_weights_of_sets_scored_first(

@@ -124,6 +124,12 @@ TIS = 'loss.correction={weight="token",cap=2}'
             r"needs evaluation\.final_samples = 1 or none, not 8",
         ),
         (["rollout.temperature=0"], r"rollout\.temperature = 0: must be more than 0"),
+        (["rollout.temperature=0.009"], r"^rollout\.temperature = 0\.009: vLLM would sample at 0\.01; set it to that"),
+        (["evaluation.temperature=0.009"], r"^evaluation\.temperature = 0\.009: vLLM would sample at 0\.01"),
+        (["collection.temperature=0.009"], r"^collection\.temperature = 0\.009: vLLM would sample at 0\.01"),
+        (["rollout.temperature=2.1"], r"^rollout\.temperature = 2\.1: must be at most 2"),
+        (["evaluation.temperature=2.1"], r"^evaluation\.temperature = 2\.1: must be at most 2"),
+        (["collection.temperature=2.1"], r"^collection\.temperature = 2\.1: must be at most 2"),
         (["collection.temperature=0"], r"collection\.temperature = 0: must be more than 0"),
         (['rollout.stop=[""]'], r"rollout\.stop\.0 = '': must have at least 1 character"),
         (['rollout.stop="</answer>"'], r"rollout\.stop = '</answer>': must be a list"),
@@ -213,10 +219,21 @@ def test_a_lease_lasts_as_long_as_the_longest_response_may_take(given: object, m
         ("worker_extension_cls", "rlep places and watches the engine's processes"),
         ("data_parallel_rpc_port", "rlep places and watches the engine's processes"),
         ("hf_token", "no key holds a secret"),
+        ("trust_remote_code", "no code is loaded by a name, nor that of a model's repository"),
+        ("quantization", "published weights are compared to the bit with those that generators hold"),
+        (
+            "speculative_config",
+            "a draft model would get no new weights, and a seed would no longer give the same response",
+        ),
+        ("kv_transfer_config", "keys and values must not outlive the policy version"),
+        ("generation_config", "a response ends at every EOS of the model's own; for others set rollout.stop_tokens"),
+        ("override_generation_config", "set the keys of rollout, evaluation and collection"),
+        ("enable_lora", "set learner.lora_rank: generators get merged weights"),
+        ("tokens_only", "the weights, the tokenizer and the distribution are those of model.path"),
     ],
 )
-def test_an_engine_argument_that_rlep_sets_is_refused_with_what_sets_it(name: str, remedy: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^generator\.engine\.{name}: rlep sets this argument of vLLM; {remedy}"):
+def test_an_engine_argument_that_rlep_owns_is_refused_with_the_reason_or_the_key(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^generator\.engine\.{name} is refused: {remedy}"):
         load_config([], [f'generator.engine.{name}="x"'])
 
 
