@@ -120,8 +120,13 @@ class Rank:
         host = f"[{address}]" if ":" in address else address
         return f"tcp://{host}:{self._listening.getsockname()[1]}"
 
-    def start(self, model: Path, config: Config, world_size: int, meeting_point: str, writers: Sequence[int]) -> None:
-        """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
+    def start(
+        self, models: Sequence[Path], config: Config, world_size: int, meeting_point: str, writers: Sequence[int]
+    ) -> None:
+        """Join the group and load the base weights; ``models``: directories of ``Config.models`` on the driver's machine.
+
+        The ranks ``writers`` write weights to their nodes' shared memory.
+        """
         check_builds(None, config.learner.gpus)
         check_cxx(compiled=config.learner.compile, gpus=config.learner.gpus)
         if config.learner.gpus and config.learner.compile:
@@ -131,7 +136,10 @@ class Rank:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(config.learner_threads))
         os.environ.update(allocator_settings(config.learner))
         use_node_interface()
-        model = model_on_node(model, config.model, config.learner.start_deadline_s, os.environ)
+        model, *teacher = (
+            model_on_node(there, kind, config.learner.start_deadline_s, os.environ)
+            for there, kind in zip(models, config.models, strict=True)
+        )
         from rlep.engines.learner.rank import LearnerRank
         from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
@@ -142,6 +150,7 @@ class Rank:
             world_size=world_size,
             meeting_point=meeting_point,
             listening=self._listening,
+            teacher=teacher[0] if teacher else None,
         )
         self._open.callback(self._learner.close)
         if self._rank in writers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,12 +54,12 @@ class Learners:
         self,
         cluster: Cluster,
         config: Config,
-        model: Path,
+        models: Sequence[Path],
         *,
         shared: Colocated | None = None,
     ) -> None:
-        """``shared``: where the ranks share their devices with generators."""
-        self._cluster, self._config, self._run, self._model = cluster, config.learner, config, model
+        """``models``: directories of ``Config.models``. ``shared``: where the ranks share their devices with generators."""
+        self._cluster, self._config, self._run, self._models = cluster, config.learner, config, models
         self._shared = shared
         self._asleep = False
         self._ranks: list[ActorHandle[Any]] = []
@@ -92,7 +92,7 @@ class Learners:
         asked = (call(rank.node.remote(), f"learner-{n}.node", 60) for n, rank in enumerate(self._ranks))
         self._nodes = await asyncio.gather(*asked)
         deadline = self._config.start_deadline_s
-        given = self._model, self._run, len(self._ranks), meeting, self._writers()
+        given = self._models, self._run, len(self._ranks), meeting, self._writers()
         await self._all("start", *given, deadline_s=deadline)
         if self._run.rehearses:
             await self._all("rehearse")

@@ -144,6 +144,8 @@ def packed_policy_loss(
     Adding the losses, gradients and sums of all micro-batches of all ranks gives those of the update.
     """
     _check_supplied(packed, loss, replay)
+    if loss.reward_coef != 1:
+        packed = replace(packed, advantages=loss.reward_coef * packed.advantages)
     if loss.kl_coef and loss.kl_estimator == "k1":
         packed = replace(packed, advantages=_kl_in_reward(packed, loss.kl_coef))
     logprobs, old = _masked(packed.logprobs, packed.mask), _constant(packed.old_logprobs, packed.mask)

@@ -10,7 +10,7 @@ from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
 from rlep.check.prompts_shown import prompt_notes, unknown_text
 from rlep.config.roles import VerifierConfig
-from rlep.config.schema import Config
+from rlep.config.schema import Config, ModelConfig
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
 from rlep.core.scores import OutOfRange
@@ -19,7 +19,7 @@ from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
 from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
-from rlep.engines.tokenizer import context_length, vocabulary_size
+from rlep.engines.tokenizer import context_length, load_tokenizer, vocabulary_size
 from rlep.engines.weights.weight_update import ties_head
 from rlep.hub.resolve import check_index, model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
@@ -48,7 +48,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     """Check the model's directory, its tokenizer, and that engines and learner take its shape."""
     config = subject.config
     path, _ = subject.model, subject.tokenizer
-    check_context(config)
+    check_context(config, config.model)
     check_divided(config)
     fingerprint(path)
     check_index(path, [file.name for file in path.iterdir()])
@@ -59,6 +59,30 @@ def model(subject: Subject) -> Iterator[Finding]:
         check_family(path)
         check_lora_targets(config)
     yield Finding("model", "ok", model_text(config.model))
+
+
+def teacher(subject: Subject) -> Iterator[Finding]:
+    """Check that the teacher reads the policy's tokens as the policy does, and sequences of their length."""
+    if (path := subject.teacher) is None:
+        return
+    config, taught = subject.config, subject.config.models[1]
+    if not path.is_dir():
+        raise ModelError(f"loss.teacher = {path}: no such directory, nor a name of the form ORG/NAME of the hub")
+    tokenizer, _ = load_tokenizer(path), fingerprint(path)
+    check_family(path)
+    check_context(config, taught)
+    if tokenizer.digest != subject.tokenizer.digest:
+        raise ModelError(
+            f"loss.teacher = {taught.path} has tokenizer {tokenizer.digest}, {config.model.path} has "
+            f"{subject.tokenizer.digest}: its token ids or its EOS are others; take a teacher of the same tokenizer"
+        )
+    rows, own = vocabulary_size(path), vocabulary_size(subject.model)
+    if rows is not None and own is not None and rows < own:
+        raise ModelError(
+            f"loss.teacher = {taught.path} knows {rows:,} token ids, {config.model.path} may sample {own:,}: take a teacher that "
+            "knows them all"
+        )
+    yield Finding("teacher", "ok", model_text(taught))
 
 
 def training_data(subject: Subject) -> Iterator[Finding]:
@@ -186,14 +210,14 @@ def input_notes(subject: Subject) -> list[str]:
     return lines
 
 
-def check_context(config: Config) -> None:
-    """Raise ``ModelError`` where the longest prompt and the longest response do not fit the model together."""
+def check_context(config: Config, model: ModelConfig) -> None:
+    """Raise ``ModelError`` where the longest prompt and the longest response do not fit a model together."""
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
-    context = context_length(model_directory(config.model))
+    context = context_length(model_directory(model))
     if prompt + response > context:
         raise ModelError(
             f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
-            f"{prompt + response} tokens, {config.model.path} has {context}; lower one of them"
+            f"{prompt + response} tokens, {model.path} has {context}; lower one of them"
         )
 
 

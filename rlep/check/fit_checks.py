@@ -13,18 +13,16 @@ import psutil
 from rlep.actors.cluster_address import joined_address
 from rlep.actors.ray_private import cores
 from rlep.check.finding import CheckSkipped, Finding, Level
-from rlep.check.inputs import Look, Subject
+from rlep.check.inputs import Look, Subject, shape_of
 from rlep.check.machine import gpu_memory
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.plural import counted, sized
-from rlep.hub.resolve import model_directory
 from rlep.plan.cpus import cpu_shortage, wanted_cpus
 from rlep.plan.fit import lowering_settings, plan_fit
 from rlep.plan.host import HostPlan, plan_host
 from rlep.plan.learner import plan_learner
-from rlep.plan.model_shape import read_shape
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 OBJECT_STORE_BYTES = 2**30
@@ -166,7 +164,7 @@ def memory_here(config: Config) -> int | None:
 
 def memory_advice(config: Config) -> str:
     """Return the plan of a learner rank's memory, and the settings that lower it."""
-    rank = plan_learner(config, read_shape(model_directory(config.model)))
+    rank = plan_learner(config, shape_of(config))
     gathered = rank.copy_bytes + rank.reference_bytes
     return (
         f"Planned are {sized(rank.peak_bytes)} for a rank: weights and Adam {sized(rank.state_bytes)}, gradients "

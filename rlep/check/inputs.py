@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
@@ -34,6 +34,8 @@ class Inputs:
     model_digest: str
     train: PromptSet | None
     evaluation: PromptSet | None
+    teacher_digest: str = ""
+    """Of ``loss.teacher``; empty without."""
 
     @property
     def held_out(self) -> tuple[Prompt, ...]:
@@ -64,6 +66,12 @@ class Subject:
         return self._once("model.path", lambda: model_directory(self.config.model))
 
     @property
+    def teacher(self) -> Path | None:
+        """The teacher's directory on this machine, for a command that asks it."""
+        models = self.config.models if self.command == "train" else ()
+        return self._once("loss.teacher", lambda: model_directory(models[1])) if models[1:] else None
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._once("the tokenizer", lambda: load_tokenizer(self.model, self.config.model))
@@ -89,11 +97,13 @@ class Subject:
     def inputs(self) -> Inputs:
         """Return what a command needs. Raises ``ModelError`` or ``DataError`` saying what to fix."""
         rows, digest = vocabulary_size(self.model), fingerprint(self.model)
-        return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation)
+        taught = fingerprint(self.teacher) if self.teacher is not None else ""
+        return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation, taught)
 
     def _shape(self) -> ModelShape | None:
         try:
-            return read_shape(self.model)
+            taught = read_shape(self.teacher) if self.teacher is not None else None
+            return replace(read_shape(self.model), teacher=taught)
         except ModelError:
             return None
 
@@ -111,6 +121,12 @@ class Subject:
         if isinstance(value, CheckSkipped):
             raise value
         return cast("T", value)
+
+
+def shape_of(config: Config) -> ModelShape:
+    """Return the shape of a config's model, and of its teacher with it. Raises ``ModelError`` naming what cannot be read."""
+    own, *others = (read_shape(model_directory(model, weights=False)) for model in config.models)
+    return replace(own, teacher=others[0] if others else None)
 
 
 Look = Callable[[Subject], Iterator[Finding]]

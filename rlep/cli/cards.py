@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlep.config.schema import Config
+from rlep.config.schema import Config, ModelConfig
 from rlep.config.settings import differences, toml_text
 from rlep.core.hub_names import hub_data
 from rlep.core.plural import counted
@@ -20,7 +20,7 @@ from rlep.services.pool.values import PoolStats
 TAGS = ("rlep", "reinforcement-learning", "experience-replay")
 HERE = (
     *("run.", "pool.", "cluster.", "tracking.", "generator.", "learner.", "rollouts.", "checkpoint."),
-    *("model.path", "model.revision", "model.template_file", "data.train", "data.evaluation"),
+    *("model.path", "model.revision", "model.template_file", "loss.teacher", "data.train", "data.evaluation"),
 )
 """Keys of one machine, which may hold paths and addresses, and those that a card states in words."""
 
@@ -71,7 +71,7 @@ def model_card(name: str, config: Config, step: int, evaluations: Sequence[Mappi
     data = [str(one.path) if hub_data(one.path) else one.path.name for one in config.data.train]
     sets = sorted({found.name for one in config.data.train if (found := hub_data(one.path))})
     facts = [
-        f"base model: {f'{base}, commit `{config.model.revision}`' if base else 'a directory of its own'}",
+        f"base model: {_model(config.model)}",
         f"training questions: {', '.join(data)}",
         f"method: {_method(config)}, {counted(step, 'step')} of {counted(config.rollout.prompts, 'question')} with "
         f"{counted(config.rollout.fresh, 'fresh response')}",
@@ -102,7 +102,13 @@ def _method(config: Config) -> str:
         else "no replay"
     )
     rank = config.learner.lora_rank
-    return f"{config.advantage.estimator} advantages, {replay}" + (f", LoRA of rank {rank}, merged" if rank else "")
+    merged = f", LoRA of rank {rank}, merged" if rank else ""
+    taught = "".join(f", distilled from {_model(model)}" for model in config.models[1:])
+    return f"{config.advantage.estimator} advantages, {replay}{merged}{taught}"
+
+
+def _model(model: ModelConfig) -> str:
+    return f"{model.path}, commit `{model.revision}`" if model.revision else "a directory of its own"
 
 
 def _evaluated(row: Mapping[str, Any]) -> str:

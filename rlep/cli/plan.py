@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlep.check.fit_checks import memory_here, missing_cpus
-from rlep.check.inputs import Subject
+from rlep.check.inputs import Subject, shape_of
 from rlep.check.pool_place import pool_exists, pool_place
 from rlep.check.prompts_shown import wanted_of
 from rlep.config.schema import Config
@@ -19,7 +19,7 @@ from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.hub.data_files import data_files
 from rlep.hub.resolve import model_directory
-from rlep.plan.model_shape import read_shape
+from rlep.plan.model_shape import ModelShape
 from rlep.plan.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
 from rlep.services.pool.rpc.places import served
 
@@ -30,13 +30,14 @@ def read_known(config: Config) -> Known:
     path = _model(config, missing)
     there = path is not None
     subject = Subject(config.with_values(model={"path": path or config.model.path, "revision": None}))
+    shape = _shape(config, missing) if path else None
     train = _prompts(subject, config.data.train_paths, missing, lambda: subject.train)
     evaluation = _prompts(subject, config.data.evaluation, missing, lambda: subject.evaluation)
     return Known(
         data=train.report if train else None,
         prompt_tokens=float(np.mean([len(p.tokens) for p in train.prompts])) if train and there else None,
         evaluation_questions=len(evaluation) if evaluation else (None if config.data.evaluation else 0),
-        model=read_shape(path) if path else None,
+        model=shape,
         pool=_pool(config, train, missing) if config.replay.count and config.replay.source != "live" else None,
         missing=tuple(missing),
         missing_cpus=missing_cpus(config),
@@ -55,6 +56,16 @@ def _model(config: Config, missing: list[str]) -> Path | None:
         return directory
     missing.append(f"model.path = {config.model.path}: {why}; planned without memory and prompt lengths")
     return None
+
+
+def _shape(config: Config, missing: list[str]) -> ModelShape:
+    try:
+        return shape_of(config)
+    except ModelError as error:
+        if config.loss.teacher is None:
+            raise
+        missing.append(f"loss.teacher = {config.loss.teacher}: {error}; planned without the teacher's memory")
+        return shape_of(config.with_values(loss={"teacher": None}))
 
 
 def _prompts(
@@ -181,6 +192,7 @@ def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
     rank, memory, host, fit = plan.learner, plan.memory, plan.host, plan.fit
     if rank is None or memory is None or host is None or fit is None:
         return []
+    other = "teacher" if config.loss.teacher else "base model"
     ranks = "whole" if config.learner.unsharded_gradients else f"/ {counted(config.learner.ranks, 'rank')}"
     found = [
         ("parameters", f"{memory.parameters:,}"),
@@ -191,7 +203,7 @@ def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
         ),
         ("  gradients", f"{sized(rank.gradient_bytes)} (4 bytes a parameter {ranks})"),
         ("  copy computed with", sized(rank.copy_bytes)),
-        *([("  base model for the KL", sized(rank.reference_bytes))] if rank.reference_bytes else []),
+        *([(f"  {other} for the KL", sized(rank.reference_bytes))] if rank.reference_bytes else []),
         ("  activations", sized(rank.activation_bytes)),
         ("  logits and buffers", sized(rank.work_bytes)),
         *([("  of it on the host", sized(rank.host_bytes))] if config.learner.gpus and rank.host_bytes else []),

@@ -84,15 +84,18 @@ def _of_hub(name: str, path: Path, config: Config, within: Path) -> bool:
     """Tell whether the job looks a path up on the hub."""
     if name.startswith("data") or name == "DATA":
         return hub_data(path) is not None
-    return name != "model.template_file" and is_model_id(path, asked=config.model.revision is not None, within=within)
+    revision = config.loss.teacher_revision if name == "loss.teacher" else config.model.revision
+    return name != "model.template_file" and is_model_id(path, asked=revision is not None, within=within)
 
 
 def _paths(config: Config) -> dict[str, Sequence[Path]]:
     data, model = config.data, config.model
     template = [] if model.template_file is None else [model.template_file]
+    teacher = {"loss.teacher": [config.loss.teacher]} if config.loss.teacher else {}
     return {
         "model.path": [model.path],
         "model.template_file": template,
+        **teacher,
         "data.train": data.train_paths,
         "data.evaluation": data.evaluation,
     }

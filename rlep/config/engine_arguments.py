@@ -10,6 +10,7 @@ _QUANTISED = "published weights are compared to the bit with those that generato
 _SPECULATION = (
     "a draft model would get no new weights, and a seed would no longer give the same response in any company"
 )
+_CUTS = "vLLM dies on CPUs when it cuts the prompt of a request with a seed"
 _CACHE = "keys and values must not outlive the policy version that they are of, nor leave the engine"
 
 OWNED: dict[str, str] = {
@@ -18,7 +19,7 @@ OWNED: dict[str, str] = {
     "seed": "set run.seed",
     "max_model_len": "set data.max_prompt_tokens and rollout.max_tokens",
     "max_num_seqs": "set generator.max_sequences",
-    "max_num_batched_tokens": "set generator.max_batched_tokens",
+    **dict.fromkeys(("max_num_batched_tokens", "max_num_scheduled_tokens"), "set generator.max_batched_tokens"),
     "enforce_eager": "set generator.eager",
     "kv_cache_memory_bytes": "set generator.kv_cache_gib on CPUs, generator.memory_utilization on GPUs",
     "gpu_memory_utilization": "set generator.memory_utilization",
@@ -29,7 +30,7 @@ OWNED: dict[str, str] = {
     "enable_lora": "set learner.lora_rank: generators get merged weights",
     "override_generation_config": "set the keys of rollout, evaluation and collection",
     "generation_config": "a response ends at every EOS of the model's own; for others set rollout.stop_tokens",
-    "enable_chunked_prefill": "vLLM dies on CPUs when it cuts the prompt of a request with a seed",
+    **dict.fromkeys(("enable_chunked_prefill", "long_prefill_token_threshold"), _CUTS),
     "hf_token": "no key holds a secret",
     **dict.fromkeys(("trust_remote_code", "model_class_overrides"), _CODE),
     **dict.fromkeys(("reasoning_parser_plugin", "io_processor_plugin"), _CODE),

@@ -269,6 +269,12 @@ class Config(Section):
         return self.pool.directory or self.run.directory / "pool"
 
     @property
+    def models(self) -> tuple[ModelConfig, ...]:
+        """The policy's model and, where there is one, the teacher, in the terms of ``[model]``."""
+        teacher = {"path": self.loss.teacher, "revision": self.loss.teacher_revision}
+        return (self.model, *([self.model.model_copy(update=teacher)] if self.loss.teacher else []))
+
+    @property
     def context(self) -> int:
         """Longest sequence, prompt and response, in tokens."""
         return self.data.max_prompt_tokens + self.rollout.max_tokens
@@ -380,7 +386,8 @@ class Config(Section):
             )
         if reward.correct <= reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
-        if rollout.fresh == 1 and self.replay.count == 0 and self.advantage.estimator != "batch":
+        lone = rollout.fresh == 1 and self.replay.count == 0 and self.advantage.estimator != "batch"
+        if lone and self.loss.reward_coef:
             raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
         if update.schedule != "constant" and self.schedule_end <= update.warmup:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -87,14 +88,29 @@ class LossConfig(Section):
     """Clipped surrogate, or clipped importance weights on the log-probs (CISPO)."""
     correction: CorrectionConfig | None = option(None, requires=plain_sampling())
     """Importance weights and masks of fresh tokens, for the mismatch of sampler and learner; None is off."""
+    reward_coef: Weight = option(
+        1.0,
+        requires=[needs("loss.kl_coef", when=(0.0,), because="without rewards and without a KL nothing is trained")],
+    )
+    """Factor of the rewards' advantages; 0 trains by the KL alone, with ``teacher`` distillation without rewards."""
     kl_coef: Weight = 0.0
-    """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
+    """Weight of the KL to the base model, or to ``teacher``; 0 is off, anything else holds the weights of that model too."""
+    teacher: Path | None = option(
+        None, requires=[needs("loss.kl_coef", because="it is the weight of the KL to the teacher")]
+    )
+    """Model in the base model's place in that KL, of the same tokenizer and any size: a directory or an id of the hub. On-policy
+    distillation is ``kl_coef = 1`` with ``kl_estimator = "k2"``."""
+    teacher_revision: str | None = option(
+        None, requires=[needs("loss.teacher", because="it is that model's")], min_length=1
+    )
+    """Branch, tag or commit of a teacher of the hub, as ``model.revision``."""
     kl_reset: Count = option(
         0,
         requires=[
             needs("loss.kl_coef", because="without it nothing is held against a reference"),
             needs("learner.lora_rank", 0, because="with adapters the frozen weights are the reference"),
         ],
+        excludes=[clashes("loss.teacher", because="the policy would take the teacher's place")],
     )
     """Steps after which the reference of that KL becomes the present policy, again and again (ProRL); 0: it stays the base
     model. Checkpoints then hold the reference too."""

@@ -29,9 +29,11 @@ def pin(config: Config) -> Config:
     Raises ``ModelError`` or ``DataError`` saying why a name stands for nothing, ``ConfigError`` for a directory's revision.
     """
     data = config.data
+    keys = ("model.revision", "loss.teacher_revision")
+    revisions = [*(_pinned(model, key) for model, key in zip(config.models, keys, strict=False)), None]
     train = tuple(one.model_copy(update={"path": pin_data(one.path)}) for one in data.train)
     sets = {"train": train, "evaluation": tuple(map(pin_data, data.evaluation))}
-    return config.with_values(model={"revision": _pinned(config.model)}, data=sets)
+    return config.with_values(model={"revision": revisions[0]}, loss={"teacher_revision": revisions[1]}, data=sets)
 
 
 def resolve(
@@ -40,17 +42,20 @@ def resolve(
     *,
     check: Callable[[Config], None] | None = None,
     phase: Phase | None = None,
+    learns: bool = False,
 ) -> Config:
     """Return ``config`` pinned, with all that it names on this machine; raises as ``pin``.
 
     ``check`` is shown the pinned config, and may refuse it before anything is downloaded; downloads move bars of ``phase``.
+    ``learns``: a teacher is needed.
     """
     pinned = pin(config)
     if check is not None:
         check(pinned)
-    if pinned.model.revision:
-        note(f"model: {model_text(pinned.model)}")
-        model_directory(pinned.model, phase=phase)
+    for what, model in zip(("model", "teacher") if learns else ("model",), pinned.models, strict=False):
+        if model.revision:
+            note(f"{what}: {model_text(model)}")
+            model_directory(model, phase=phase)
     for path in (*pinned.data.train_paths, *pinned.data.evaluation):
         if hub_data(path):
             note(f"data: {path}")
@@ -102,7 +107,7 @@ def check_index(directory: Path, there: Collection[str]) -> None:
         raise ModelError(f"{index} names {lacking[0]}, which is not there: the model is not whole")
 
 
-def _pinned(model: ModelConfig) -> str | None:
+def _pinned(model: ModelConfig, key: str = "model.revision") -> str | None:
     """Return the commit of a model of the hub; None for a directory, which wins over an id."""
     if is_model_id(model.path, asked=model.revision is not None):
         return (
@@ -110,6 +115,6 @@ def _pinned(model: ModelConfig) -> str | None:
         )
     if model.revision is not None:
         raise ConfigError(
-            f"model.revision = {model.revision}: {model.path} is a directory, or no ORG/NAME of the hub, and has no revisions"
+            f"{key} = {model.revision}: {model.path} is a directory, or no ORG/NAME of the hub, and has no revisions"
         )
     return None

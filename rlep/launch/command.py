@@ -52,7 +52,7 @@ def resolve_names(config: Config, phase: str, progress: Progress) -> Config:
     Raises ``ConfigError`` naming both, ``ModelError`` or ``DataError`` saying why a name stands for nothing.
     """
     unlike = partial(refuse_other_run, config.run.directory, phase)
-    return resolve(config, progress.note, check=unlike, phase=progress.phase)
+    return resolve(config, progress.note, check=unlike, phase=progress.phase, learns=phase == "train")
 
 
 def train_set(inputs: Inputs) -> PromptSet:
@@ -68,7 +68,7 @@ def open_run(config: Config, inputs: Inputs, phase: str, progress: CommandProgre
     prompts = inputs.train
     facts = Facts(
         phase=phase,
-        model_digest=inputs.model_digest,
+        model_digest="+".join(filter(None, (inputs.model_digest, inputs.teacher_digest))),
         tokenizer_digest=inputs.tokenizer.digest,
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},

@@ -110,7 +110,8 @@ class RunActors:
 
     def learners(self) -> Learners:
         """Start all learner ranks."""
-        role = Learners(self.cluster, self.config, model_directory(self.config.model).absolute(), shared=self._shared)
+        models = [model_directory(model).absolute() for model in self.config.models]
+        role = Learners(self.cluster, self.config, models, shared=self._shared)
         self._sharing.join("learner", sleep=role.sleep, wake=role.wake)
         self._begin(role.close, role.start())
         self._watched.append(role.status)

@@ -26,7 +26,7 @@ class LearnerPlan:
     copy_bytes: int
     """The gathered weights it computes with."""
     reference_bytes: int
-    """Share and gathered weights of the base model that a KL needs; 0 without."""
+    """Share in the compute type and gathered weights of the base model or teacher that a KL needs; 0 without."""
     activation_bytes: int
     """Kept by autograd for the backward pass of one micro-batch, at the moment of the peak."""
     work_bytes: int
@@ -47,21 +47,25 @@ def plan_learner(config: Config, shape: ModelShape) -> LearnerPlan:
     share = -(-4 * trained // learner.shards)
     kept = share if config.update.stream and config.update.prompts < config.rollout.prompts else 0
     gradients = 4 * trained if learner.unsharded_gradients else share
-    copy = gathered_bytes(config, shape, width)
-    with_reference = config.loss.kl_coef > 0 and not adapters  # with LoRA it is the frozen weights
-    reference_share = share if with_reference else 0
+    copy = gathered_bytes(config, shape, width, adapters)
+    # Without a teacher it is the base model: with LoRA the frozen weights, which are there.
+    reference = shape.teacher or (None if adapters else shape)
+    reference_share = reference_copy = 0
+    if config.loss.kl_coef and reference is not None:
+        reference_share = -(-width * reference.parameters // learner.shards)
+        reference_copy = gathered_bytes(config, reference, width)
     activations, work = _moment_of_peak(config, shape, width)
     shares = frozen + 3 * share + kept + reference_share
     offloaded = shares + (0 if learner.unsharded_gradients else gradients)  # what is not reduced yet stays on the GPU
     on_host = (offloaded if learner.cpu_offload else 0) if learner.gpus else None
-    reference = reference_share + (copy if with_reference else 0)
-    peak = frozen + 3 * share + kept + gradients + copy + reference + activations + work
+    of_reference = reference_share + reference_copy
+    peak = frozen + 3 * share + kept + gradients + copy + of_reference + activations + work
     return LearnerPlan(
         peak_bytes=peak,
         state_bytes=frozen + 3 * share + kept,
         gradient_bytes=gradients,
         copy_bytes=copy,
-        reference_bytes=reference,
+        reference_bytes=of_reference,
         activation_bytes=activations,
         work_bytes=work,
         host_bytes=peak if on_host is None else on_host,
@@ -69,10 +73,9 @@ def plan_learner(config: Config, shape: ModelShape) -> LearnerPlan:
     )
 
 
-def gathered_bytes(config: Config, shape: ModelShape, width: int) -> int:
+def gathered_bytes(config: Config, shape: ModelShape, width: int, adapters: int = 0) -> int:
     """Weights of a model that are whole on a rank at once: all, or embeddings and two layers while one more is gathered."""
     learner = config.learner
-    adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets)
     if not learner.reshard_after_forward:
         return (shape.parameters + adapters) * width
     layers = 1 if learner.shards == 1 else 3
@@ -130,4 +133,13 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     backward = (kept + again, probabilities + matrix * width + flowing + reduction)
     root = 0 if adapters else shape.embedding_parameters
     last = (0, probabilities + max(2 * matrix * width, root * (width + 4), 4 * root + -(-4 * root // ranks)))
-    return max((head, norm, backward, last), key=sum)
+    teacher = (kept + ends, probabilities + teacher_work(shape.teacher, tokens, width, chunk))
+    return max((head, norm, backward, last, teacher), key=sum)
+
+
+def teacher_work(teacher: ModelShape | None, tokens: int, width: int, chunk: int) -> int:
+    """Return the bytes of a teacher's forward pass, which keeps nothing: one layer at its widest, or a ``chunk`` of logits."""
+    if teacher is None:
+        return 0
+    hidden, queries = 4 * teacher.hidden, 3 * teacher.heads * teacher.head_dim
+    return max(tokens * (hidden + max(2 * teacher.intermediate, queries)) * width, 3 * chunk)

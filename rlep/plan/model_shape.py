@@ -37,6 +37,8 @@ class ModelShape:
     """The q, k and v projections have a bias."""
     head_norms: bool = False
     """Queries and keys are normalised per head (Qwen3)."""
+    teacher: ModelShape | None = None
+    """Shape of ``loss.teacher``."""
 
     @property
     def parameters(self) -> int:

@@ -178,6 +178,8 @@ def test_sft_needs_replays(config: str, overrides: list[str]) -> None:
     assert mistake(arguments("sft", config, twice)).startswith(
         "sft draws responses anew in every step: set update.epochs"
     )
+    taught = [*overrides, "replay.count=2", "loss.kl_coef=1", "loss.teacher=big"]
+    assert mistake(arguments("sft", config, taught)).startswith("sft imitates stored responses alone: set loss.teacher")
 
 
 @pytest.fixture

@@ -85,6 +85,13 @@ def test_absolute_paths_are_known_only_where_the_cluster_is_this_machine(project
     assert submitted(project, *words, address=LOCAL) == (2, "error: model.path = /gone/model: there is no such path")
 
 
+def test_a_teacher_is_a_path_or_a_name_as_the_model_is(project: Path) -> None:
+    words = ["train", "own.toml", "--set", "loss.kl_coef=1", "--set"]
+    assert submitted(project, *words, "loss.teacher=org/big") == TAKEN
+    code, said = submitted(project, *words, "loss.teacher=big")
+    assert (code, said.startswith("error: loss.teacher = big: there is no such path in ")) == (2, True)
+
+
 def test_a_path_that_git_ignores_is_refused_because_the_job_would_not_have_it(project: Path) -> None:
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / ".gitignore").write_text("/model/\n")

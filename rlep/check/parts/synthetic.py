@@ -59,9 +59,9 @@ class Rig:
 
     @property
     def plain(self) -> Config:
-        """The configuration without a reference policy and schedule, its log-probs at temperature 1."""
+        """The configuration without a reference policy, a teacher and a schedule, its log-probs at temperature 1."""
         return self.config.with_values(
-            loss={"kl_coef": 0.0, "temperature": 1},
+            loss={"kl_coef": 0.0, "teacher": None, "temperature": 1},
             update={"warmup": 0, "schedule": "constant", "lr": 0.01, "stream": False},
         )
 

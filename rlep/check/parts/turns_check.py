@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from rlep.check.finding import CheckSkipped
+from rlep.check.inputs import shape_of
 from rlep.check.parts.generator_checks import difference_to, requests_of, sampled, started, with_engine
 from rlep.check.parts.learner_checks import make_rank
 from rlep.check.parts.outcome import CheckFailed
@@ -22,10 +23,8 @@ from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
-from rlep.hub.resolve import model_directory
 from rlep.plan.learner import plan_learner
 from rlep.plan.memory import PROCESS_BYTES
-from rlep.plan.model_shape import read_shape
 
 TURNS = 2
 LENGTHS = (30, 21, 15, 9)
@@ -141,7 +140,7 @@ def _whole(rig: Rig) -> int:
 def _training(rig: Rig) -> int:
     """Bytes of a GPU planned for a rank of the whole model; 0 for a shape that cannot be planned."""
     try:
-        plan = plan_learner(rig.config, read_shape(model_directory(rig.config.model)))
+        plan = plan_learner(rig.config, shape_of(rig.config))
     except ModelError:
         return 0
     return plan.peak_bytes - plan.host_bytes + PROCESS_BYTES

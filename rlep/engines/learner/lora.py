@@ -70,16 +70,21 @@ class Adapter:
             )
 
 
-def add_adapters(model: PreTrainedModel, learner: LearnerConfig) -> None:
-    """Freeze a model, held in the compute type from now on, and give its target layers adapters; weights are on meta.
-
-    Raises:
-        ModelError: a target that no layer has.
-    """
+def freeze(model: PreTrainedModel, learner: LearnerConfig) -> None:
+    """Hold a model's weights, which are on meta, in the compute type and without gradients."""
     dtype = getattr(torch, learner.compute_dtype)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
         parameter.requires_grad_(False)
+
+
+def add_adapters(model: PreTrainedModel, learner: LearnerConfig) -> None:
+    """Freeze a model and give its target layers adapters; weights are on meta.
+
+    Raises:
+        ModelError: a target that no layer has.
+    """
+    freeze(model, learner)
     head = model.get_output_embeddings()
     layers = {name: part for name, part in model.named_modules() if type(part) is nn.Linear and part is not head}
     present = {name.rpartition(".")[2] for name in layers}

@@ -19,7 +19,7 @@ from rlep.core.errors import ModelError
 from rlep.engines.learner.attention import PACKED_ATTENTION
 from rlep.engines.learner.device_state import current_device
 from rlep.engines.learner.head import token_logprobs
-from rlep.engines.learner.lora import A, B, add_adapters, initialise
+from rlep.engines.learner.lora import A, B, add_adapters, freeze, initialise
 from rlep.engines.learner.packed_row import PackedRow
 from rlep.engines.torch_private import parameters_on_meta
 
@@ -46,10 +46,13 @@ class Policy(nn.Module):
         return token_logprobs(hidden, head.weight, row.targets, entropy=entropy, temperature=temperature)
 
 
-def build_policy(directory: Path, learner: LearnerConfig, mesh: DeviceMesh, *, seed: int = 0) -> Policy:
+def build_policy(
+    directory: Path, learner: LearnerConfig, mesh: DeviceMesh, *, seed: int = 0, frozen: bool = False
+) -> Policy:
     """The model of a Hugging Face directory, sharded over the last dimension of ``mesh`` and replicated over one before it.
 
     Each rank reads only its own part of the weights. ``seed`` is of the first values of adapters.
+    A ``frozen`` model has none, and is held in the compute type: what it computes is the same to the bit.
 
     Dropout is off: log-probs must be those of the generator.
 
@@ -65,14 +68,17 @@ def build_policy(directory: Path, learner: LearnerConfig, mesh: DeviceMesh, *, s
     except (OSError, ValueError) as error:
         raise ModelError(f"{directory} is not a causal language model that transformers knows: {error}") from error
     _check_supported(config, model)
-    if learner.lora_rank:
+    adapted = learner.lora_rank > 0 and not frozen
+    if frozen:
+        freeze(model, learner)
+    elif adapted:
         add_adapters(model, learner)
     device = current_device(mesh.device_type)
     policy = Policy(model).eval()
     _shard(policy, learner, mesh)
     _materialise(policy, torch.device("cpu") if learner.cpu_offload else device, device)
     read_weights(policy, directory)
-    if learner.lora_rank:
+    if adapted:
         initialise(tuple(named_shards(policy)), seed)
     return policy
 

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +67,7 @@ class LearnerRank:
         world_size: int,
         meeting_point: str,
         listening: socket.socket | None = None,
+        teacher: Path | None = None,
     ) -> None:
         """Join the group and load the base weights; blocks until all ranks are there.
 
@@ -78,12 +78,13 @@ class LearnerRank:
             world_size: number of ranks.
             meeting_point: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
             listening: rank 0's socket at that host and port, from ``rendezvous.listen``.
+            teacher: Hugging Face directory of ``loss.teacher``.
 
         Raises:
             ModelError: the model cannot be used.
         """
         self.config = config
-        self._source, self._rank, self._world = model, rank, world_size
+        self._source, self._teacher, self._rank, self._world = model, teacher, rank, world_size
         # A start that fails must leave the group: the process may be asked to start again.
         with ExitStack() as undo:
             join_ranks(config, rank, world_size, meeting_point, listening)
@@ -95,10 +96,11 @@ class LearnerRank:
     def _build(self) -> None:
         config, learner = self.config, self.config.learner
         mesh = rank_mesh(learner, self._world)
-        build = partial(build_policy, self._source, learner, mesh, seed=config.run.seed)
-        self._policy, lora = build(), learner.lora_rank > 0
-        # With adapters the reference policy is the policy without them.
-        self._reference = build() if config.loss.kl_coef and not lora else None
+        self._policy, lora = build_policy(self._source, learner, mesh, seed=config.run.seed), learner.lora_rank > 0
+        # With adapters the base model is the policy without them.
+        source = self._teacher or (None if lora else self._source)
+        held = config.loss.kl_coef > 0 and source
+        self._reference = build_policy(held, learner, mesh, frozen=True) if held else None
         shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
         self._trained = tuple((name, shard) for name, shard in shards if shard.requires_grad)
         served = [shard for shard in shards if not shard[1].requires_grad] if lora else shards

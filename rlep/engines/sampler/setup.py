@@ -134,7 +134,7 @@ def refusal_by_vllm(model: Path, config: Config, error: ValueError) -> str:
     given = ", ".join(f"generator.engine.{name}" for name in sorted(config.generator.engine))
     why = str(error)
     if isinstance(error, ValidationError):
-        why = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
+        why = "; ".join(": ".join((*map(str, issue["loc"]), issue["msg"])) for issue in error.errors())
     return f"vLLM cannot serve {model}{f' with {given}' if given else ''}: {why}"
 
 

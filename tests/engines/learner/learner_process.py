@@ -47,6 +47,8 @@ class Spec:
     """Whether the weights before a rollout's first update are kept."""
     learner: dict[str, Any] = field(default_factory=dict)
     """More of ``[learner]``."""
+    loss: dict[str, Any] = field(default_factory=dict)
+    """``[loss]``."""
 
 
 def save_batch(path: Path, batch: SequenceBatch) -> str:
@@ -93,7 +95,8 @@ def single_ranks(directory: Path, model: Path) -> Iterator[Callable[..., Learner
         settings = config_of(update=update, learner=learner, **sections)
         started += 1
         meeting = f"file://{directory}/meeting-{started}"
-        living.append(LearnerRank(base, settings, rank=0, world_size=1, meeting_point=meeting))
+        teacher = settings.loss.teacher
+        living.append(LearnerRank(base, settings, rank=0, world_size=1, meeting_point=meeting, teacher=teacher))
         return living[-1]
 
     def close_all() -> None:
@@ -196,12 +199,14 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         **spec.learner,
     }
     update = {"lr": spec.lr, "clip_norm": spec.clip_norm, "warmup": 0, "stream": spec.keep}
+    config = config_of(learner=learner_section, update=update, loss=spec.loss)
     learner = LearnerRank(
         Path(spec.model),
-        config_of(learner=learner_section, update=update),
+        config,
         rank=rank,
         world_size=spec.world_size,
         meeting_point=spec.meeting,
+        teacher=config.loss.teacher,
     )
     results = [carry_out(learner, rank, command) for command in spec.commands]
     if rank == 0:

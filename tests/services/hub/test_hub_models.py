@@ -50,6 +50,29 @@ def test_an_id_becomes_its_newest_commit_and_a_directory_with_the_files_that_are
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == FILES
 
 
+def test_a_teacher_is_pinned_with_the_model_and_fetched_where_it_teaches(hub: Hub) -> None:
+    commit = hub.push(TINY, FILES)
+    old = hub.push("models/org/big", FILES | OTHERS, branch="v1")
+    hub.push("models/org/big", FILES)
+    given = config_of("loss.teacher=org/big", "loss.teacher_revision=v1", "loss.kl_coef=1")
+    notes: list[str] = []
+    config = resolve(given, notes.append)
+    assert (config.loss.teacher, config.loss.teacher_revision, config.model.revision) == (Path("org/big"), old, commit)
+    assert notes == [f"model: org/tiny of the hub, commit {commit}"]
+    assert resolve(config, notes.append, learns=True) == config
+    assert notes[2:] == [f"teacher: org/big of the hub, commit {old}"]
+    hub.asked.clear()
+    assert {path.name for path in model_directory(config.models[1]).iterdir()} == FILES.keys()
+    assert hub.asked == []
+
+
+def test_a_teacher_in_a_directory_has_no_revision(tmp_path: Path) -> None:
+    given = config_of(f'loss.teacher="{tmp_path}"', "loss.teacher_revision=main", "loss.kl_coef=1")
+    given = given.with_values(model={"path": tmp_path})
+    with pytest.raises(ConfigError, match=r"^loss.teacher_revision = main: .* is a directory"):
+        resolve(given, lambda _: None)
+
+
 def test_a_branch_is_resolved_and_a_commit_stays(hub: Hub) -> None:
     first = hub.push(TINY, FILES)
     old = hub.push(TINY, FILES | {"config.json": b'{"old": 1}'}, branch="v1")

@@ -142,6 +142,7 @@ def test_a_run_s_checkpoint_is_pushed_with_a_card_of_base_data_method_and_interv
         f"model.revision={'c' * 40}",
         f'data.train="hf:org/gsm8k/main:train@{"d" * 40}"',
         "update.lr=1e-5",
+        *("loss.kl_coef=0.5", "loss.teacher=org/big", f"loss.teacher_revision={'e' * 40}"),
         'pool.url="redis://10.0.0.1"',
     )
     model = checkpoint(run, 20, 0.5) / "model"
@@ -159,6 +160,8 @@ def test_a_run_s_checkpoint_is_pushed_with_a_card_of_base_data_method_and_interv
     card = files["README.md"].decode()
     assert 'base_model: "org/tiny"\ndatasets: ["org/gsm8k"]\n' in card
     assert f"* base model: org/tiny, commit `{'c' * 40}`\n" in card
+    assert f", no replay, distilled from org/big, commit `{'e' * 40}`, 20 steps" in card
+    assert "loss.kl_coef = 0.5\nrollout.max" in card  # not the teacher, which may be a path
     assert card.count(f"aime: avg@4 25.0 % (20.0 to 31.0: {INTERVAL}), 30 questions") == 1
     assert "update.lr = 1e-05" in card
     assert "10.0.0.1" not in card

@@ -83,7 +83,7 @@ async def test_a_node_with_builds_for_cpus_refuses_a_rank_and_a_generator_for_gp
     """On a cluster that is joined only the node itself knows what it has."""
     config = load_config([], ["learner.gpus=1", "generator.gpus=1"])
     with pytest.raises(ConfigError, match=r"learner.gpus = 1 needs the CUDA builds; installed are torch"):
-        Rank(0).start(tmp_path, config, 1, "tcp://127.0.0.1:1", ())
+        Rank(0).start([tmp_path], config, 1, "tcp://127.0.0.1:1", ())
     kind = GeneratorActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
     generator = kind.__new__(kind)
     generator._gpus = config.generator.gpus

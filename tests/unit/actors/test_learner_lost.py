@@ -54,7 +54,7 @@ def learners_of(
 ) -> Learners:
     deadlines = {"deadline_s": deadline_s, "heartbeat_timeout_s": heartbeat_timeout_s}
     config = Config().with_values(learner=deadlines)
-    learners = Learners(cast(Any, SimpleNamespace(timeline=Timeline())), config, Path("model"))
+    learners = Learners(cast(Any, SimpleNamespace(timeline=Timeline())), config, [Path("model")])
     learners._ranks = list(map(rank_of, ranks, pings or [alive] * len(ranks)))
     return learners
 
@@ -173,7 +173,7 @@ async def test_the_largest_update_is_rehearsed_when_the_ranks_have_started(gpus:
 
     cluster = SimpleNamespace(timeline=Timeline(), place=place, reserve=lambda *_: None)
     config = Config().with_values(learner={"ranks": 2, "gpus": gpus})
-    learners = Learners(cast(Any, cluster), config, Path("model"))
+    learners = Learners(cast(Any, cluster), config, [Path("model")])
     await learners.start()
     assert asked == ["meeting_point", *(method for method in begun for _ in range(2))]
 

@@ -24,7 +24,7 @@ def test_the_ranks_of_a_replica_share_a_bundle(
     reserved: list[Sequence[ActorConfig]] = []
     cluster = cast(Any, SimpleNamespace(reserve=lambda name, wanted: reserved.append(wanted)))
     learner = {"ranks": 4, "replicas": replicas, "cpus": 2, "gpus": 1, "label_selector": {"rlep-role": "learner"}}
-    learners = Learners(cluster, Config().with_values(learner=learner), Path("model"))
+    learners = Learners(cluster, Config().with_values(learner=learner), [Path("model")])
     assert [learners._slot(rank).bundle for rank in range(4)] == slots
     for wanted in reserved:
         assert wanted == [ActorConfig(cpus=cpus, gpus=gpus, label_selector={"rlep-role": "learner"})] * bundles

@@ -33,6 +33,26 @@ def test_the_kl_estimators_by_hand(estimator: Any, value: float, slope: float) -
     assert sums.metrics()["fresh/reference_kl"] == pytest.approx(value)
 
 
+@pytest.mark.parametrize(("coefficient", "policy"), [(0.0, (0.0, 0.0)), (0.25, (-0.25, 0.75))])
+def test_the_rewards_have_a_coefficient_of_their_own_beside_the_kl(
+    coefficient: float, policy: tuple[float, float]
+) -> None:
+    # Ratios are 1, so the policy's terms are −c·A with A = 1 and −3. δ = 0.5 of the fresh token and −1 of the replayed one.
+    options = LossConfig(kl_coef=0.2, kl_estimator="k2", reward_coef=coefficient)
+    loss, gradient, _ = packed_one(
+        options,
+        logprobs=[-1.0, -3.0],
+        advantages=[1.0, -3.0],
+        mask=[True, True],
+        sequences=[0, 1],
+        weights=torch.tensor([0.5, 0.5], dtype=torch.float64),
+        replayed=[False, True],
+        reference_logprobs=torch.tensor([-1.5, -2.0], dtype=torch.float64),
+    )
+    assert loss == pytest.approx(0.5 * (sum(policy) + 0.2 * (0.125 + 0.5)))
+    assert gradient == pytest.approx([0.5 * (policy[0] + 0.2 * 0.5), 0.5 * (policy[1] - 0.2 * 1.0)])
+
+
 def test_the_kl_in_the_reward_is_that_of_a_fresh_token_and_all_after_it() -> None:
     # δ of the fresh response: 0.5, −0.25, 1 with β = 0.1; a replay and a masked sequence keep their advantages.
     options = LossConfig(kl_coef=0.1, kl_estimator="k1", clip_high=9.0, dual_clip=None)

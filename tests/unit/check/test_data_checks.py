@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlep.check.data_checks import check_lora_targets, check_output_head, check_stops, check_watched
+from rlep.check.data_checks import check_lora_targets, check_output_head, check_stops, check_watched, teacher
 from rlep.check.fit_checks import memory_advice
 from rlep.check.inputs import Subject
 from rlep.config.schema import Config
@@ -109,6 +111,49 @@ def test_a_stop_that_no_response_could_have_is_refused(stops: str, message: str,
     subject = Subject(load_config([BASE], [f'model.path="{toy}"', stops]))
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
         check_stops(subject)
+
+
+def other_toy(toy: Path, directory: Path, *, eos: str = "<eos>", **stated: int) -> Path:
+    """A copy of the toy whose tokenizer or config.json say something else."""
+    shutil.copytree(toy, directory)
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | stated))
+    settings = directory / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": eos}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, ""),
+        ({"vocab_size": 64}, ""),  # padded rows
+        (
+            {"eos": "<pad>"},
+            r"^loss\.teacher = .*/t has tokenizer \w{32}, .* has \w{32}: its token ids or its EOS are others",
+        ),
+        (
+            {"vocab_size": 40},
+            r"^loss\.teacher = .*/t knows 40 token ids, .* may sample 42: take a teacher that knows them a",
+        ),
+        ({"max_position_embeddings": 9}, r"need a context of \d+ tokens, .*/t has 9; lower one of them"),
+    ],
+)
+def test_a_teacher_that_cannot_read_what_the_policy_writes_is_refused(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    own = build_task(tmp_path / "task").model_dir
+    other = other_toy(own, tmp_path / "t", **changed)
+    given = [f'model.path="{own}"', f'loss.teacher="{other}"', "loss.kl_coef=1"]
+    with pytest.raises(ModelError, match=message) if message else nullcontext():
+        assert [finding.detail for finding in teacher(Subject(load_config([BASE], given)))] == [str(other)]
+    assert not list(teacher(Subject(load_config([BASE], given), "collect")))  # which has no use for one
+
+
+def test_a_teacher_that_is_not_there_is_refused(toy: Path) -> None:
+    given = [f'model.path="{toy}"', f'loss.teacher="{toy}/none"', "loss.kl_coef=1"]
+    with pytest.raises(ModelError, match=r"^loss\.teacher = .*/none: no such directory"):
+        list(teacher(Subject(load_config([BASE], given))))
 
 
 def watching(*names: str) -> Config:

@@ -38,7 +38,7 @@ def found(config: Config, what: str) -> list[Finding]:
 @pytest.fixture(autouse=True)
 def _model_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shape of the default model is stated by tests; its directory is nowhere."""
-    monkeypatch.setattr(inputs, "model_directory", lambda model: model.path)
+    monkeypatch.setattr(inputs, "model_directory", lambda model, **_: model.path)
 
 
 @pytest.fixture

@@ -58,6 +58,7 @@ def test_a_config_cannot_be_changed() -> None:
         config.run = config.run  # type: ignore[misc]
 
 
+TEACHER = ["loss.teacher=big", "loss.kl_coef=1"]
 ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
 
 
@@ -68,6 +69,16 @@ ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
         (["rollout.prompts=32"], r"update\.prompts = 64 does not divide rollout\.prompts = 32"),
         (["rollout.max_tokens=512"], r"reward\.overlong_buffer = 512 must be smaller than rollout\.max_tokens = 512"),
         (["rollout.fresh=1"], r"rollout\.fresh = 1 without replays"),
+        (
+            ["loss.teacher=big"],
+            r'^loss\.teacher = "big" needs loss\.kl_coef, not 0: it is the weight of the KL to the t',
+        ),
+        (["loss.teacher_revision=main"], r'teacher_revision = "main" needs loss\.teacher, not none'),
+        ([*TEACHER, "loss.kl_reset=9"], r'kl_reset = 9 with loss\.teacher = "big": the policy would take'),
+        (
+            ["loss.reward_coef=0"],
+            r"reward_coef = 0 needs loss\.kl_coef, not 0: without rewards and without a KL nothing",
+        ),
         (
             ["rollout.max_staleness=1", "loss.correction.mask=geometric", "loss.correction.high=1.01"],
             r"rollout\.max_staleness = 1 needs loss\.correction\.weight: a mask alone",
@@ -174,6 +185,7 @@ def test_a_best_checkpoint_by_evaluations_that_none_has_is_refused(overrides: li
     "overrides",
     [
         ["loss.kl_estimator=k1"],
+        [*TEACHER, "loss.reward_coef=0", "rollout.fresh=1"],  # distillation needs no group
         ["loss.kl_coef=0.03", "loss.kl_estimator=k1"],
         [WARM],
         ["rollout.fresh=1", "advantage.estimator=batch", "advantage.scale=batch"],
@@ -228,6 +240,8 @@ def test_a_lease_lasts_as_long_as_the_longest_response_may_take(given: object, m
         ("kv_transfer_config", "keys and values must not outlive the policy version"),
         ("generation_config", "a response ends at every EOS of the model's own; for others set rollout.stop_tokens"),
         ("override_generation_config", "set the keys of rollout, evaluation and collection"),
+        ("max_num_scheduled_tokens", "set generator.max_batched_tokens"),  # a longer prompt would wait for ever
+        ("long_prefill_token_threshold", "vLLM dies on CPUs when it cuts the prompt"),
         ("enable_lora", "set learner.lora_rank: generators get merged weights"),
         ("tokens_only", "the weights, the tokenizer and the distribution are those of model.path"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,26 @@ def test_adapters_leave_the_weights_without_gradients_and_moments(width: int) ->
 def test_a_kl_holds_the_base_model_a_second_time() -> None:
     plan = plan_learner(config_of(loss={"kl_coef": 0.1}), TINY)
     assert plan.reference_bytes == 8 * TINY.parameters  # one rank: fp32 weights and their fp32 copy
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_teacher_of_another_shape_is_held_instead_with_adapters_too(rank: int) -> None:
+    # Embedding of 10 tokens, tied, and a norm; a layer: q and o of 8x8, k and v of 8x2, an MLP of 3 x 8x16, two norms.
+    teacher = ModelShape(3, 8, 16, 10, 4, 1, 2, tied=True, attention_bias=False)
+    weights = 10 * 8 + 8 + 3 * (2 * 64 + 2 * 16 + 3 * 128 + 16)
+    assert teacher.parameters == weights == 1768
+    config = config_of({"ranks": 2, "lora_rank": rank, "dtype": "bfloat16"}, loss={"kl_coef": 1, "teacher": "t"})
+    plan, own = (plan_learner(config, replace(TINY, teacher=other)) for other in (teacher, None))
+    assert plan.reference_bytes == 2 * weights // 2 + 2 * weights  # a share in the compute type, and the whole
+    assert plan.asleep_bytes - own.asleep_bytes == weights - (0 if rank else TINY.parameters)
+
+
+def test_a_wide_teacher_s_layer_is_the_peak_beside_a_small_policy() -> None:
+    # 100 tokens: four hidden states and twice the MLP's width in float32; kept are two layers' activations of the policy.
+    teacher = ModelShape(3, 8, 10_000, 10, 4, 1, 2, tied=True, attention_bias=False)
+    config = config_of(loss={"kl_coef": 1, "teacher": "t"})
+    plan = plan_learner(config, replace(TINY, teacher=teacher))
+    assert plan.work_bytes == 4 * 100 * 10 + 4 * 100 * (4 * 8 + 2 * 10_000)  # its probabilities are kept
 
 
 @pytest.mark.parametrize(("ranks", "layers"), [(1, 1), (2, 3)])
