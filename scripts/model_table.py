@@ -12,20 +12,22 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 MACHINES = {"1x24gb": 23.5, "1x24gb-lora": 23.5, "1x80gb": 79.0, "1x80gb-lora": 79.0, "8x80gb": 79.0}
 """Shipped machine, smallest first -> GiB of a GPU that programs can have."""
 
+Sizes = tuple[int, int, int, int, int, int, int]
+"""Layers, hidden, intermediate, vocabulary, heads, key heads, their size."""
 
-def _llama(*sizes: int, tied: bool) -> ModelShape:
+
+def _llama(*sizes: *Sizes, tied: bool) -> ModelShape:
     return ModelShape(*sizes, tied=tied, attention_bias=False)
 
 
-def _qwen2(*sizes: int, tied: bool) -> ModelShape:
+def _qwen2(*sizes: *Sizes, tied: bool) -> ModelShape:
     return ModelShape(*sizes, tied=tied, attention_bias=True)
 
 
-def _qwen3(*sizes: int, tied: bool) -> ModelShape:
+def _qwen3(*sizes: *Sizes, tied: bool) -> ModelShape:
     return ModelShape(*sizes, tied=tied, attention_bias=False, head_norms=True)
 
 
-# Layers, hidden, intermediate, vocabulary, heads, key heads, their size.
 MODELS: dict[str, ModelShape] = {
     "Qwen/Qwen3-0.6B": _qwen3(28, 1024, 3072, 151936, 16, 8, 128, tied=True),
     "Qwen/Qwen3-1.7B": _qwen3(28, 2048, 6144, 151936, 16, 8, 128, tied=True),
