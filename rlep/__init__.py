@@ -44,7 +44,12 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        from rlep.core.versions import missing_extra
+
+        raise missing_extra(error) or error from None
 
 
 def __dir__() -> list[str]:

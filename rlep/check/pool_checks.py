@@ -9,7 +9,7 @@ from contextlib import closing
 from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.inputs import Subject
-from rlep.check.pool_place import pool_place
+from rlep.check.pool_place import pool_exists, pool_place
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted
@@ -116,11 +116,6 @@ def check_templates(name: str, pool: PoolClient, template_digest: str, prompts: 
             'model.system_prompt as when they were sampled, or replay.other_template = "render" to train them after this '
             "run's prompts"
         )
-
-
-def pool_exists(config: Config) -> bool:
-    """Tell whether the embedded pool's directory holds one; what is at ``pool.url`` says so itself."""
-    return config.pool.url is not None or (config.pool_directory / "redis.conf").is_file()
 
 
 def covered_questions(config: Config, held: Iterable[str], prompts: PromptSet) -> int:

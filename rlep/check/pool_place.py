@@ -15,5 +15,10 @@ def pool_place(config: Config, suffix: str = "") -> PoolPlace:
     return PoolPlace(pool.url, config.pool_directory.absolute(), pool.name + suffix, token, authority)
 
 
+def pool_exists(config: Config) -> bool:
+    """Tell whether the embedded pool's directory holds one; what is at ``pool.url`` says so itself."""
+    return config.pool.url is not None or (config.pool_directory / "redis.conf").is_file()
+
+
 def _absolute(path: Path | None) -> Path | None:
     return None if path is None else path.absolute()

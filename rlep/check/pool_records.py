@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import CheckSkipped, Finding
-from rlep.check.inputs import Subject
-from rlep.check.pool_checks import pool_exists
-from rlep.check.pool_place import pool_place
+from rlep.check.pool_place import pool_exists, pool_place
 from rlep.config.schema import Config
-from rlep.core.errors import DeadlineExceeded, ModelError, PoolError
+from rlep.core.errors import DeadlineExceeded, ModelError, PoolError, WrongVersionError
 from rlep.core.plural import counted
 from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
 from rlep.hub.resolve import model_directory
@@ -19,6 +18,9 @@ from rlep.services.pool.maintenance.check_records import Checked, check_records
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.places import served
 from rlep.services.pool.values import PoolStats
+
+if TYPE_CHECKING:  # `rlep pool prune --damaged` has no model's shape
+    from rlep.check.inputs import Subject
 
 EXAMPLES = 5
 """Damaged records that are named."""
@@ -46,7 +48,7 @@ def known_vocabulary(config: Config, pool: PoolStats) -> int | None:
     try:
         model = model_directory(config.model)
         same = load_tokenizer(model).digest == pool.tokenizer_digest
-    except ModelError:
+    except (ModelError, WrongVersionError):  # a client without transformers has no tokenizer to compare
         return None
     return vocabulary_size(model) if same else None
 

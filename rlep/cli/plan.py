@@ -10,8 +10,7 @@ import numpy as np
 
 from rlep.check.fit_checks import memory_here, missing_cpus
 from rlep.check.inputs import Subject, shape_of
-from rlep.check.pool_checks import pool_exists
-from rlep.check.pool_place import pool_place
+from rlep.check.pool_place import pool_exists, pool_place
 from rlep.check.prompts_shown import wanted_of
 from rlep.config.schema import Config
 from rlep.core.errors import DataError, ModelError

@@ -10,6 +10,7 @@ from typing import ParamSpec
 import typer
 
 from rlep.core.errors import RlepError
+from rlep.core.versions import missing_extra
 
 P = ParamSpec("P")
 INTERRUPTED = 130
@@ -25,6 +26,11 @@ def command_errors(command: Callable[P, None]) -> Callable[P, None]:
         except RlepError as error:
             _say_error(str(error))
             raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+        except ModuleNotFoundError as error:
+            if (missing := missing_extra(error)) is None:
+                raise
+            _say_error(str(missing))
+            raise typer.Exit(1) from None
         except BrokenPipeError:
             raise  # nobody reads the output any more; the command line ends quietly
         except OSError as error:

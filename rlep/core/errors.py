@@ -14,7 +14,7 @@ class ConfigError(RlepError, ValueError):
 
 
 class WrongVersionError(RlepError, RuntimeError):
-    """An installed library that rlep cannot use; the message names the version needed."""
+    """A library that is not installed, or in a version that rlep cannot use; the message names what to install."""
 
 
 class DataError(RlepError, ValueError):

@@ -16,6 +16,7 @@ from rlep.config.schema import ModelConfig
 from rlep.core.errors import ModelError
 from rlep.core.thinking import MARK, opened
 from rlep.core.types import Int32Array, Message
+from rlep.core.versions import check_installed
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """A model directory without any of these has no tokenizer."""
@@ -220,10 +221,12 @@ def load_tokenizer(model_dir: Path, model: ModelConfig | None = None) -> Tokeniz
 
     Raises:
         ModelError: no such directory, no tokenizer in it, one that cannot be read, or one without EOS.
+        WrongVersionError: transformers is not installed.
     """
     _check_directory(model_dir)
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"{model_dir}: no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")
+    check_installed("transformers")
     try:
         backend = _loader(model_dir).from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError) as error:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from rlep.core.errors import DataError, ModelError, RlepError
 from rlep.core.hub_names import is_name
+from rlep.core.versions import check_versions
 from rlep.hub.client import MEGABYTE, Phase, bar_of, discreet, prepare_client
 
 CONVERSION = "refs/convert/parquet"
@@ -46,6 +47,7 @@ class Repository:
     def __post_init__(self) -> None:
         if not is_name(self.name):
             raise self._error(f"{self.name} is no name of the hub: the form is ORG/NAME")
+        check_versions("huggingface_hub")
 
     def commit(self, revision: str | None) -> str:
         """Return the commit that a branch or tag names now; without network, the one it named when it was last asked for."""

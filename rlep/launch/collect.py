@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlep.check.inputs import Inputs, Subject
-from rlep.check.pool_checks import pool_exists
+from rlep.check.pool_place import pool_exists
 from rlep.check.suite import check_inputs, check_start
 from rlep.config.schema import Config
 from rlep.core.errors import PoolError

@@ -125,7 +125,7 @@ def test_a_redis_that_does_not_answer_is_found_with_the_password_that_a_run_take
 
 
 def test_versions_with_which_no_run_starts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {"ray": "2.61.0", "transformers": "5.19.0"}
+    installed = {"huggingface_hub": "2.4.0", "ray": "2.61.0", "transformers": "5.19.0"}
     monkeypatch.setattr(versions, "version", installed.__getitem__)
     found = {finding.what: finding for finding in findings(Config())}
     assert found["versions"].level == "wrong"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rlep.core.versions import EXTRAS
+
 PACKAGE = Path(__file__).parents[2] / "rlep"
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -95,20 +97,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 """Third-party package -> where it may be imported, lazily or not."""
 
-HEAVY = {
-    "ray",
-    "vllm",
-    "torch",
-    "redis",
-    "grpc",
-    "math_verify",
-    "sympy",
-    "reasoning_gym",
-    "transformers",
-    "latex2mathml",
-    "huggingface_hub",
-    "pyarrow",
-}
+HEAVY = {"grpc", "sympy", "reasoning_gym", *(module for extra in EXTRAS.values() for module in extra)}
 
 
 def folder_of(parts: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -153,12 +154,22 @@ def test_locks_pin_exact_versions_and_name_no_index(lock: str) -> None:
             assert [specifier.operator for specifier in requirement.specifier] == ["=="], name
 
 
-@pytest.mark.parametrize(("lock", "extra"), [("cpu", "cpu"), ("cuda", "cuda"), ("dev", "dev")])
-def test_locks_hold_what_the_project_asks_for(lock: str, extra: str) -> None:
+def asked_for(project: dict[str, Any], extra: str) -> Iterator[Requirement]:
+    """Requirements of an extra and of those that it includes."""
+    for wanted in map(Requirement, project["optional-dependencies"][extra]):
+        if wanted.name != project["name"]:
+            yield wanted
+        for other in wanted.extras if wanted.name == project["name"] else ():
+            yield from asked_for(project, other)
+
+
+@pytest.mark.parametrize(("lock", "extra", "least"), [("cpu", "cpu", 20), ("cuda", "cuda", 20), ("dev", "dev", 25)])
+def test_locks_hold_what_the_project_asks_for(lock: str, extra: str, least: int) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = pins_of(lock) | (pins_of("cpu") if lock == "dev" else {})
-    for text in [*project["dependencies"], *project["optional-dependencies"][extra]]:
-        wanted = Requirement(text)
+    asked = list(asked_for(project, extra))
+    assert len(asked) >= least
+    for wanted in [*map(Requirement, project["dependencies"]), *asked]:
         versions = [str(pin.specifier).removeprefix("==") for pin in pins.get(canonicalize_name(wanted.name), [])]
         assert versions, f"{wanted.name} is not in requirements/{lock}.txt: run `make lock`"
         assert all(wanted.specifier.contains(v, prereleases=True) for v in versions), f"{wanted}: {versions}"

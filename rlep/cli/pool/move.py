@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlep.config.schema import Config
     from rlep.data.prompt_rows import PromptRow
     from rlep.engines.tokenizer import Tokenizer
-    from rlep.services.pool.files.records import Imported
+    from rlep.services.pool.files.imported import Imported
     from rlep.services.pool.rpc.client import PoolClient
 
 QUESTIONS_A_READ = 64

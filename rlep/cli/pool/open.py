@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlep.check.pool_checks import pool_exists
-from rlep.check.pool_place import pool_place
+import typer
+
+from rlep.check.pool_place import pool_exists, pool_place
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
-from rlep.core.errors import DataError, ModelError, PoolError
+from rlep.core.errors import DataError, ModelError, PoolError, WrongVersionError
 from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import read_rows
 from rlep.data.prompt_rows import PromptRow, Wanted
@@ -62,6 +63,9 @@ def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
     try:
         tokenizer = _tokenizer(config)
     except ModelError:
+        return None
+    except WrongVersionError as error:
+        typer.echo(f"token ids only, without the tokenizer of model.path = {config.model.path}: {error}", err=True)
         return None
     return tokenizer if tokenizer.digest == pool.stats().tokenizer_digest else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_type_hints
@@ -59,16 +60,15 @@ def _place(
     from rlep.config.settings import load_config, parse_config
     from rlep.core.errors import ConfigError
 
-    config = load_config(files or (), overrides or ())
     if redis is not None and embedded is not None:
         raise ConfigError("--redis names a server that runs, --embedded a directory: give one of them")
-    changes: dict[str, object] = {} if name is None else {"name": name}
-    if redis is not None:
-        changes |= {"url": redis}
-    if embedded is not None:
-        changes |= {"url": None, "directory": str(embedded)}
+    options = {"pool.name": name, "pool.url": redis, "pool.directory": embedded and str(embedded)}
+    given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
+    config = load_config(files or (), [*(overrides or ()), *given])
+    if embedded is None:
+        return config
     tree = config.model_dump(mode="json")
-    return parse_config(tree | {"pool": tree["pool"] | changes})
+    return parse_config(tree | {"pool": tree["pool"] | {"url": None}})
 
 
 def about_a_pool(command: Callable[Concatenate[Config, P], None]) -> Callable[..., None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError
+from rlep.core.versions import check_installed
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.jail import Limits
 
@@ -60,6 +61,7 @@ def _of_profile(profile: str, workers: int, limits: Limits | None, correct_at: f
     if kind == "regex" and argument:
         return pattern_match(argument)
     if kind == "judge" and argument:
+        check_installed("httpx")
         limits = limits if limits is not None and limits.network else network_limits(VerifierConfig())
         return FunctionVerifier(f"{JUDGE}{argument}", workers=workers, limits=limits, correct_at=correct_at)
     if kind == "python" and argument:

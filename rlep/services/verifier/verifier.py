@@ -8,6 +8,7 @@ from typing import Literal
 
 from rlep.core.errors import ConfigError
 from rlep.core.types import Status, Verdict
+from rlep.core.versions import check_installed
 from rlep.services.verifier import answers, dapo, exact
 from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.frames import GradingJob
@@ -38,6 +39,8 @@ class Verifier(BaseVerifier):
         """``workers`` processes are started at once and are ready a second or two later; ``dapo`` needs none."""
         if profile not in PROFILES:
             raise ConfigError(f"verifier profile {profile!r} is unknown; known are {', '.join(PROFILES)}")
+        if profile != "dapo":
+            check_installed("math_verify")
         pool = None if profile == "dapo" else WorkerPool("math", limits or Limits(), workers)
         super().__init__(profile, pool=pool)
         self._profile: Profile = profile

@@ -277,6 +277,24 @@ def test_a_server_is_named_by_its_address(filled: Commands, monkeypatch: pytest.
     assert json.loads(result.stdout)["trajectories"] == 5
 
 
+def test_the_option_that_names_a_pool_server_goes_with_settings_for_servers_only(
+    filled: Commands, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("the-admin\n")
+    with serving(filled.server, token_file=token_file(tmp_path, "admin the-admin\n")) as server:
+        words = [
+            "--redis",
+            f"grpc://{server.address}",
+            "--name",
+            filled.name,
+            "--set",
+            f"pool.token_file={tmp_path}/token",
+        ]
+        result = CliRunner().invoke(app, ["pool", "stats", "--json", *words])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["trajectories"] == 5
+
+
 def test_every_verb_works_at_the_address_of_a_pool_server(filled: Commands, tmp_path: Path) -> None:
     bad = filled.answer(0, r"\boxed{2}")
     here = [filled.json("stats"), filled.ok("show", IDS[0]), filled.ok("browse"), filled.ok("sample", "--seed", "5")]

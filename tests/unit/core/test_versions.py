@@ -52,9 +52,14 @@ def test_others_are_refused_by_the_version_needed(
 
 def test_the_bounds_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert "ray[default]>=2.60.0,<2.61.0" in project["dependencies"]
-    assert "transformers>=5.16.1,<5.20.0" in project["dependencies"]
-    assert versions.BOUNDS == {"ray": ((2, 60, 0), (2, 61, 0)), "transformers": ((5, 16, 1), (5, 20, 0))}
+    extras = project["optional-dependencies"]
+    assert "huggingface-hub>=2.4,<3" in extras["hub"]
+    assert {"ray[default]>=2.60.0,<2.61.0", "transformers>=5.16.1,<5.20.0"} <= {*extras["train"]}
+    assert versions.BOUNDS == {
+        "huggingface_hub": ((2, 4, 0), (3, 0, 0)),
+        "ray": ((2, 60, 0), (2, 61, 0)),
+        "transformers": ((5, 16, 1), (5, 20, 0)),
+    }
 
 
 def test_a_command_is_refused_before_ray_is_imported(tmp_path: Path) -> None:

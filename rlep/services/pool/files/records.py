@@ -9,16 +9,15 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlep.core.errors import DataError, PoolError, RecordRefused
 from rlep.services.pool.files.export_rows import ExportRow, line_from, line_of
+from rlep.services.pool.files.imported import Imported
 from rlep.services.pool.files.manifest import (
     NAME,
     Manifest,
@@ -38,35 +37,11 @@ SHARD_RECORDS, SHARD_TOKENS = 8192, 1 << 28
 """A shard ends with the question that reaches one of these."""
 UNFINISHED = ".unfinished"
 """Folder of the shards of an export that is being written."""
-EXAMPLES = 20
 
 _BATCH = 512
 _BATCH_TOKENS = 1 << 22
 Advance = Callable[[int], None]
 """Told how many more records are done."""
-
-
-@dataclass(slots=True)
-class Imported:
-    """Counts of an import's records or responses."""
-
-    inserted: int = 0
-    duplicates: int = 0
-    """In the pool before."""
-    quarantined: int = 0
-    """Set aside in the pool, as they were where they come from, and not before."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """Reason → how many."""
-    examples: list[tuple[str, str]] = field(default_factory=list)
-    """(content id or place, reason) of the first few refused."""
-    sealed: str | None = None
-    """Digest of the pool where the import sealed it."""
-
-    def refuse(self, name: str, reason: str, *, group: str = "") -> None:
-        """Count one; ``group`` is the reason without what is particular to this one."""
-        self.refused[group or reason] += 1
-        if len(self.examples) < EXAMPLES:
-            self.examples.append((name, reason))
 
 
 def export_records(pool: PoolClient, directory: Path, *, advance: Advance = lambda _: None) -> Manifest:

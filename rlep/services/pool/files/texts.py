@@ -22,7 +22,7 @@ from rlep.core.types import (
     content_id_of,
     prompt_id_of,
 )
-from rlep.services.pool.files.records import Imported
+from rlep.services.pool.files.imported import Imported
 from rlep.services.pool.storage.scan import trajectory_of
 
 if TYPE_CHECKING:

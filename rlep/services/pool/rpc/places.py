@@ -11,9 +11,7 @@ from urllib.parse import urlsplit
 
 from rlep.core.errors import ConfigError
 from rlep.core.paths import private_directory
-from rlep.services.pool.embedded.redis_process import EmbeddedRedis, socket_path
 from rlep.services.pool.rpc.access import is_loopback
-from rlep.services.pool.storage.connection import connect, until_deadline
 from rlep.services.pool.values import PoolPlace
 
 if TYPE_CHECKING:
@@ -39,6 +37,8 @@ def address_of(place: PoolPlace) -> str:
     """The address of the place's server: ``host:port``, or ``unix:PATH`` of a socket that only this user reaches."""
     if place.url is not None and on_server(place.url):
         return urlsplit(place.url).netloc
+    from rlep.services.pool.embedded.redis_process import socket_path  # redis is for those whose pool is here
+
     return f"unix:{place.socket or socket_path(place.directory.absolute(), SOCKET)}"
 
 
@@ -77,7 +77,12 @@ def hosted(place: PoolPlace, *, deadline: float = 30.0) -> Iterator[None]:
         PoolError: with the reason why the server does not come up.
         DeadlineExceeded: it takes too long.
     """
+    if on_server(place.url):
+        yield
+        return
+    from rlep.services.pool.embedded.redis_process import EmbeddedRedis
     from rlep.services.pool.rpc.server import PoolServer, ServerOptions
+    from rlep.services.pool.storage.connection import connect, until_deadline
 
     # Not strict: of a Redis that takes no writes now a reader still wants to read.
     options = ServerOptions(listen=address_of(place), pool=place.name, deadline=deadline, strict=False)
@@ -90,9 +95,7 @@ def hosted(place: PoolPlace, *, deadline: float = 30.0) -> Iterator[None]:
         with closing(client), PoolServer(client, options):
             yield
 
-    if on_server(place.url):
-        yield
-    elif place.url is not None:
+    if place.url is not None:
         with serving(place.url):
             yield
     else:

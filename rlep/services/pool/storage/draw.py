@@ -7,13 +7,15 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from rlep.core.draws import draw_uniform_keyed, prompt_keys
 from rlep.core.types import Int32Array, Int64Array
-from rlep.services.pool.storage.store import Generation, Store
+
+if TYPE_CHECKING:  # the client has no redis
+    from rlep.services.pool.storage.store import Generation, Store
 
 _ID_BYTES = 16
 

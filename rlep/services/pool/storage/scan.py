@@ -5,12 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlep.core.errors import RecordRefused
 from rlep.core.types import Trajectory
 from rlep.services.pool.storage.codec import decode
-from rlep.services.pool.storage.store import Store
+
+if TYPE_CHECKING:  # the client has no redis
+    from rlep.services.pool.storage.store import Store
 
 _PROMPTS = 64
 """Prompts whose content ids are asked for at once."""
