@@ -49,6 +49,6 @@ def draw_ids(
     chosen: dict[str, list[str]] = {}
     for (prompt_id, ids), enough in zip(candidates.items(), counts, strict=True):
         ages = [step - births[prompt_id][content_id] for content_id in ids[:enough]]
-        picks = draw_aged(prompt_id, ages, count, decay=decay, seed=seed, step=step)
-        chosen[prompt_id] = [ids[pick] for pick in picks]
+        aged = draw_aged(prompt_id, ages, count, decay=decay, seed=seed, step=step)
+        chosen[prompt_id] = [ids[pick] for pick in aged]
     return chosen

@@ -65,12 +65,21 @@ def check_replays(
     tokenizer_digest: str,
     vocabulary: int | None = None,
     max_tokens: int | None = None,
+    limit: str = "rollout.max_tokens",
     allow_failed: bool = False,
 ) -> None:
-    """Refuse replays that may not join a group of a prompt, as ``mix`` does. Raises ``MixingError``."""
+    """Refuse replays that may not join a group of a prompt, as ``mix`` does. Raises ``MixingError``.
+
+    ``limit`` is what the trainer calls ``max_tokens``.
+    """
     for trajectory in replays:
         _check_member(prompt_id, trajectory, tokenizer_digest, vocabulary)
-        _check_replay(prompt_id, trajectory, allow_failed, max_tokens)
+        if max_tokens is not None and len(trajectory.tokens) > max_tokens:
+            raise MixingError(
+                f"prompt {prompt_id}: replay {trajectory.content_id} has {len(trajectory.tokens)} tokens, and {limit} is "
+                f"{max_tokens}; raise it, or fill a pool with shorter responses"
+            )
+        _check_replay(prompt_id, trajectory, allow_failed)
     _check_distinct(prompt_id, "replays with content id", (t.content_id for t in replays))
 
 
@@ -119,12 +128,7 @@ def _check_version(prompt_id: str, trajectory: Trajectory, policy_version: int, 
             )
 
 
-def _check_replay(prompt_id: str, trajectory: Trajectory, allow_failed: bool, max_tokens: int | None) -> None:
-    if max_tokens is not None and len(trajectory.tokens) > max_tokens:
-        raise MixingError(
-            f"prompt {prompt_id}: replay {trajectory.content_id} has {len(trajectory.tokens)} tokens, and "
-            f"rollout.max_tokens is {max_tokens}; raise it, or fill a pool with shorter responses"
-        )
+def _check_replay(prompt_id: str, trajectory: Trajectory, allow_failed: bool) -> None:
     if trajectory.finish_reason != "stop":
         raise MixingError(f"prompt {prompt_id}: replay {trajectory.content_id} is truncated")
     if not (trajectory.correct or (allow_failed and trajectory.verdict.status == "wrong")):
