@@ -129,11 +129,11 @@ class TrlReplay:
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Generate as TRL does, but in the places that the pool fills: TRL's ``rollout_func``. An evaluation has no replays."""
         self._batch, self._asked = None, True
-        prompt_ids, images, fields = trainer._tokenize_prompts(prompts)
         rows, size = [*range(len(prompts))], trainer.num_generations_eval
         if trainer.model.training:
             self._batch = batch = self._places(prompts, trainer)
             rows, size = _rows_to_generate(trainer, batch.replays), trainer.num_generations
+        prompt_ids, images, fields = trainer._tokenize_prompts(prompts)
         if len(rows) < len(prompts):
             if images is not None:
                 raise ConfigError("prompts with images have no replays: take rlep out of this run")

@@ -15,9 +15,9 @@ from tests.services.integrations.pool_process import pool_process
 OpenPool = Callable[..., PoolClient]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server for all tests of this folder."""
+    """The address of a server for the tests of a file."""
     with pool_process(tmp_path_factory.mktemp("pools")) as address:
         yield address
 

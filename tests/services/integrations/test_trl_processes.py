@@ -46,10 +46,10 @@ def test_two_processes_draw_what_one_draws(pool_of: OpenPool, served: str, tmp_p
     """With 4 rows the second process has the places of replays alone."""
     with pool_of() as pool:
         fill(pool, solutions(5))
-    name, replay = pool_of().name, {"source": "offline", "count": 2}
+    replay: dict[str, Any] = {"source": "offline", "count": 2}
     alone = trained(tmp_path / "one", TrlReplay(pool_of(), **replay), per_device_train_batch_size=rows)
     given = {"per_device_train_batch_size": rows // 2}
-    both = ranks(tmp_path / "two", address=served, pool=name, replay=replay, given=given)
+    both = ranks(tmp_path / "two", address=served, pool=pool_of().name, replay=replay, given=given)
     assert by_step("prompts", *both) == alone.prompts
     assert by_step("drawn", *both) == alone.drawn
     assert [len(found) for found in alone.drawn.values()] == [rows // 2] * 4

@@ -13,7 +13,6 @@ from rlep.integrations.replayer import Origin
 from rlep.integrations.trl import TrlReplay
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.trl_scene import (
-    GRPOTrainer,
     correct,
     fill,
     origin,
@@ -44,20 +43,25 @@ class Engine:
         return prompts, [tokens] * len(prompts), [[[-0.5]] * len(tokens)] * len(prompts), None
 
 
-def stepped(replay: TrlReplay, output: Path, **given: Any) -> tuple[GRPOTrainer, Engine]:
+def stepped(replay: TrlReplay, output: Path, **given: Any) -> tuple[Any, Engine]:
     """One rollout and its update, with the engine."""
     engine = Engine()
-    settings = {"max_steps": 1, "steps_per_generation": 1, "vllm_importance_sampling_mode": "token_truncate"} | given
+    settings: dict[str, Any] = {
+        "max_steps": 1,
+        "steps_per_generation": 1,
+        "vllm_importance_sampling_mode": "token_truncate",
+    } | given
     trainer = trainer_of(output, rewards=[replay.reward(correct)], rollout_func=replay.rollout, **settings)
     trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, engine, -1
     trainer.train()
     return trainer, engine
 
 
-def weights(trainer: GRPOTrainer) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def weights(trainer: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """log(π0/μ) of each response as TRL has it, of replays and of others: the logarithms of its importance weights."""
     (batch,) = trainer._buffered_inputs
-    replayed, fresh = [], []
+    replayed: list[torch.Tensor] = []
+    fresh: list[torch.Tensor] = []
     for ids, mask, ratio in zip(
         batch["completion_ids"], batch["completion_mask"].bool(), batch["importance_sampling_ratio"], strict=True
     ):
@@ -66,7 +70,7 @@ def weights(trainer: GRPOTrainer) -> tuple[list[torch.Tensor], list[torch.Tensor
     return replayed, fresh
 
 
-def old(trainer: GRPOTrainer) -> list[torch.Tensor]:
+def old(trainer: Any) -> list[torch.Tensor]:
     """Log-probs of the replays under the policy at the start of the step, which TRL computes."""
     (batch,) = trainer._buffered_inputs
     rows = zip(batch["completion_ids"], batch["completion_mask"].bool(), batch["old_per_token_logps"], strict=True)
