@@ -195,7 +195,7 @@ def test_a_question_with_two_references_is_refused(pool_of: OpenPool, tmp_path: 
 
 
 def test_the_hook_is_grpos_alone() -> None:
-    """When ``RLOOTrainer`` gets ``rollout_func``, docs/how-to/come-from-verl-or-trl.md is to say that it works there too."""
+    """When ``RLOOTrainer`` gets ``rollout_func``, docs/how-to/replay-in-trl.md is to say so."""
     import trl  # after the scene has hidden vLLM from it
 
     assert "rollout_func" in inspect.signature(trl.GRPOTrainer).parameters
