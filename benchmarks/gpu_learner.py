@@ -1,7 +1,7 @@
 """Speed of the learner on one GPU: updates, scoring and the output head, with each option that may make them faster.
 
 ``python benchmarks/gpu_learner.py [--json]`` measures the shape of Qwen2.5-Math-1.5B (32 GB of GPU memory, 3 GB of disk) in
-two and a half minutes on an H200. It needs torch, transformers and pydantic, neither vLLM nor Ray. ``--shape 7b`` needs 140 GB of
+two and a half minutes on an H200. It needs torch, transformers and pydantic, neither vLLM nor Ray. ``--shape 7B`` needs 140 GB of
 GPU memory, or fewer layers of the same width: ``--layers 6`` takes 45 GB, and its FLOP utilisation is about that of the whole.
 ``--shape tiny`` runs everything on a CPU with a model of some thousand weights.
 
@@ -11,7 +11,7 @@ Weights are random, response lengths spread as answers are. Every mode has a pro
 * ``plain``: without it;
 * ``compile``: with ``learner.compile``; ``first_update_seconds`` has the compiler's time;
 * ``fa3``: with FlashAttention 3 by torch's ``activate_flash_attention_impl``; not measured where it is not installed;
-* ``head``: the output head alone, forward and backward of a full row of 7B's width: as it is, with each product of its weight's
+* ``head``: the output head alone, forward and backward of a full row: as it is, with each product of its weight's
   gradient in memory of its own (as before), and in chunks of 1 GiB.
 
 ``loss`` and ``grad_norm`` are of the first update: every mode has to agree with the first one to about 1 % in bfloat16.
@@ -28,9 +28,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -39,10 +40,17 @@ from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from rlep.config.roles import LearnerConfig
 from rlep.config.schema import Config
 from rlep.core.types import SequenceBatch
 from rlep.engines.learner import head
+from rlep.engines.learner.allocator import allocator_settings
 from rlep.engines.learner.rank import LearnerRank
+
+if TYPE_CHECKING:
+    from benchmarks.parts.shape_run import SHAPES, config_of
+else:
+    from parts.shape_run import SHAPES, config_of
 
 MODES = ("checkpointing", "plain", "compile", "fa3", "head")
 
@@ -51,77 +59,43 @@ MODES = ("checkpointing", "plain", "compile", "fa3", "head")
 class Size:
     """Shape of what is measured."""
 
-    config: dict[str, int]
-    tied: bool
-    prompt: int
-    longest: int
-    """Longest response in tokens."""
-    sequences: int
-    """Sequences of one update."""
-    device: str
+    config: Qwen2Config
     micro_batch_tokens: tuple[int, int]
     """With and without activation checkpointing."""
-    head: tuple[int, int, int]
-    """Tokens, width and vocabulary of the output head that is measured alone."""
+    device: str = "cuda"
+    prompt: int = 150
+    longest: int = 3072
+    """Longest response in tokens."""
+    sequences: int = 64
+    """Sequences of one update."""
+
+    @property
+    def head(self) -> tuple[int, int, int]:
+        """Tokens, width and vocabulary of the output head that is measured alone."""
+        return self.micro_batch_tokens[0], self.config.hidden_size, self.config.vocab_size
 
 
-SEVEN = Size(
-    {
-        "vocab_size": 152_064,
-        "hidden_size": 3584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 4096,
-    },
-    tied=False,
-    prompt=150,
-    longest=3072,
-    sequences=64,
-    device="cuda",
-    micro_batch_tokens=(16_384, 4096),
-    head=(16_384, 3584, 152_064),
+TINY = Qwen2Config(
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    tie_word_embeddings=False,
 )
-SMALL = {
-    "vocab_size": 151_936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-}
-SIZES = {
-    "1.5b": replace(SEVEN, config=SEVEN.config | SMALL, tied=True, micro_batch_tokens=(16_384, 8192)),
-    "7b": SEVEN,
-    "tiny": Size(
-        {
-            "vocab_size": 97,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128,
-        },
-        tied=False,
-        prompt=5,
-        longest=96,
-        sequences=16,
-        device="cpu",
-        micro_batch_tokens=(512, 128),
-        head=(40, 32, 97),
-    ),
+SIZES = {name: Size(config_of(name), (16_384, 8192 if name == "1.5B" else 4096)) for name in SHAPES} | {
+    "tiny": Size(TINY, (512, 128), device="cpu", prompt=5, longest=96, sequences=16)
 }
 
 
 def write_model(size: Size, directory: Path) -> None:
     """Random bfloat16 weights (standard deviation 0.02), one file per layer or other part: never the whole model in memory."""
-    config = Qwen2Config(**size.config, tie_word_embeddings=size.tied, dtype="bfloat16")
-    config.save_pretrained(directory)
+    size.config.save_pretrained(directory)
     with torch.device("meta"):
-        names = {
-            name: tuple(tensor.shape) for name, tensor in AutoModelForCausalLM.from_config(config).named_parameters()
-        }
+        model = AutoModelForCausalLM.from_config(size.config)
+    names = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     torch.manual_seed(0)
     for number, (name, shape) in enumerate(names.items()):
         values = torch.ones(shape) if "norm" in name else torch.randn(shape, device=size.device) * 0.02
@@ -135,14 +109,14 @@ def update_of(size: Size) -> SequenceBatch:
     responses = np.clip(drawn, 2, size.longest).astype(np.int64)
     total = int(responses.sum())
     return SequenceBatch(
-        tokens=rng.integers(0, size.config["vocab_size"], size=total + size.prompt * size.sequences).astype(np.int32),
+        tokens=rng.integers(0, size.config.vocab_size, size=total + size.prompt * size.sequences).astype(np.int32),
         offsets=np.concatenate([[0], np.cumsum(responses + size.prompt)]).astype(np.int64),
         prompt_lengths=np.full(size.sequences, size.prompt, dtype=np.int32),
         advantages=rng.normal(size=size.sequences).astype(np.float32),
         trained=np.ones(size.sequences, dtype=np.bool_),
         groups=(np.arange(size.sequences) // 16).astype(np.int32),
         replayed=np.zeros(size.sequences, dtype=np.bool_),
-        old_logprobs=np.full(total, -np.log(size.config["vocab_size"]), dtype=np.float32),
+        old_logprobs=np.full(total, -np.log(size.config.vocab_size), dtype=np.float32),
     )
 
 
@@ -259,7 +233,7 @@ def main() -> None:
     """Measure the modes that are asked for, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON line per mode")
-    parser.add_argument("--shape", choices=SIZES, default="1.5b")
+    parser.add_argument("--shape", choices=SIZES, default="1.5B")
     parser.add_argument("--layers", type=int, help="so many layers of the shape instead of all")
     parser.add_argument("--modes", default=",".join(MODES), help="some of: %(default)s")
     parser.add_argument("--repeats", type=int, default=3, help="updates after the first")
@@ -267,12 +241,12 @@ def main() -> None:
     chosen = parser.parse_args()
     size, modes = SIZES[chosen.shape], chosen.modes.split(",")
     if chosen.layers:
-        size = replace(size, config=size.config | {"num_hidden_layers": chosen.layers})
+        size.config.num_hidden_layers = chosen.layers
     if unknown := set(modes) - set(MODES):
         parser.error(f"no modes {', '.join(sorted(unknown))}: there are {', '.join(MODES)}")
     if size.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here; --shape tiny runs a tiny model on the CPU")
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    os.environ.update(allocator_settings(LearnerConfig()))
     with tempfile.TemporaryDirectory() as name:
         if set(modes) != {"head"}:
             apart(write_model, size, Path(name), deadline_s=chosen.deadline)

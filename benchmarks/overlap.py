@@ -68,7 +68,7 @@ SUMMARY = ("streamed_over_split", "staleness1_over_split", "colocated_over_split
 ARMS: dict[str, dict[str, Any]] = {
     "split": {},
     "streamed": {"update": {"stream": True}},
-    "staleness1": {"rollout": {"max_staleness": 1}, "loss": {"tis_cap": 2}},
+    "staleness1": {"rollout": {"max_staleness": 1}, "loss": {"correction": {"weight": "token", "cap": 2}}},
     "colocated": {"cluster": {"placement": "colocated"}, "generator": {"count": 8}, "learner": {"ranks": 8}},
 }
 

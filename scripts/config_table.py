@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -24,11 +24,19 @@ def table() -> str:
     parts = []
     for name in Config.model_fields:
         section: BaseModel = getattr(defaults, name)
-        written = section.model_dump(mode="json")
-        rows = [_row(name, key, field, written[key]) for key, field in type(section).model_fields.items()]
+        rows = list(_rows(name, type(section), section.model_dump(mode="json")))
         head = f"### `[{name}]`\n\n{type(section).__doc__}\n\n| Key | Values | Default | Meaning |\n|---|---|---|---|\n"
         parts.append(head + "\n".join(rows))
     return "\n\n".join(parts)
+
+
+def _rows(name: str, kind: type[BaseModel], values: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """One row per key, and under a key that holds a table one for each of its keys."""
+    for key, field in kind.model_fields.items():
+        yield _row(name, key, field, field.default if values is None else values[key])
+        for part in get_args(field.annotation):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from _rows(f"{name}.{key}", part)
 
 
 def _row(section: str, key: str, field: FieldInfo, default: object) -> str:
@@ -56,7 +64,7 @@ def _kind(annotation: Any) -> str:
     if hasattr(annotation, "__metadata__"):  # Annotated
         return " ".join(part for part in (_kind(arguments[0]), _bounds(_constraints(annotation.__metadata__))) if part)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return f"tables of {', '.join(annotation.model_fields)}"
+        return f"`{{ {', '.join(annotation.model_fields)} }}`"
     return KINDS[annotation]
 
 

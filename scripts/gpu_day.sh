@@ -20,7 +20,7 @@ fail() {
 
 gpus=$({ nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU ' || true)
 if [ "$gpus" -gt 0 ]; then
-    on=1 many=$gpus lock=cuda transfer=nccl few=rollout.prompts=64 speed='--shape 1.5b'
+    on=1 many=$gpus lock=cuda transfer=nccl few=rollout.prompts=64 speed='--shape 1.5B'
 else
     on=0 many=2 lock=cpu transfer=gloo few=run.seed=0 speed='--shape tiny'
 fi

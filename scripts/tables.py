@@ -14,6 +14,7 @@ from rlep.driver.run_directory import CHANGEABLE
 from rlep.engines.families import FAMILIES
 from rlep.metrics.catalogue import EVENTS, METRICS
 from scripts.config_table import table as keys
+from scripts.model_table import table as models
 from scripts.monitoring import alert_table as alerts
 
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
@@ -70,6 +71,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "names": names,
     "changeable": changeable,
     "families": families,
+    "models": models,
     "presets": presets,
     "commands": commands,
     "alerts": alerts,

@@ -58,10 +58,10 @@ class Gauge:
     reset: Callable[[], None]
 
 
-def write_config(name: str, directory: Path) -> Path:
-    """Write the ``config.json`` of one of ``SHAPES``; returns ``directory``."""
+def config_of(name: str) -> Qwen2Config:
+    """The configuration of one of ``SHAPES``."""
     layers, hidden, intermediate, vocabulary, heads, kv_heads, tied = SHAPES[name]
-    Qwen2Config(
+    return Qwen2Config(
         num_hidden_layers=layers,
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -70,8 +70,7 @@ def write_config(name: str, directory: Path) -> Path:
         num_key_value_heads=kv_heads,
         tie_word_embeddings=tied,
         max_position_embeddings=32_768,
-    ).save_pretrained(directory)
-    return directory
+    )
 
 
 def run_shape(model: Path, config: Config, gauge: Gauge) -> dict[str, Any]:
@@ -152,7 +151,8 @@ def measure_shape(name: str, files: Sequence[Path], overrides: Sequence[str]) ->
     """``run_shape`` of one of ``SHAPES`` under these config files, on the GPU where there is one, beside the plan's figures."""
     config = load_config(files, overrides)
     with tempfile.TemporaryDirectory() as directory:
-        model = write_config(name, Path(directory))
+        model = Path(directory)
+        config_of(name).save_pretrained(model)
         if torch.cuda.is_available():
             measured = run_shape(model, config, gpu_gauge())
         else:

@@ -42,7 +42,8 @@ class GeneratorActor:
     async def start(self, number: int, deadline_s: float) -> None:
         """Load the model. Here and below, a call that comes again with its ``number`` is the same one."""
         check_builds(self._gpus, None)
-        check_triton(used=bool(self._gpus))
+        if self._gpus:
+            check_triton()
         await self._once(number, lambda: self._start(deadline_s))
 
     async def _start(self, deadline_s: float) -> None:

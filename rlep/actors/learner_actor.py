@@ -124,7 +124,8 @@ class Rank:
         """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
         check_builds(None, config.learner.gpus)
         check_cxx(compiled=config.learner.compile, gpus=config.learner.gpus)
-        check_triton(used=bool(config.learner.gpus and config.learner.compile))
+        if config.learner.gpus and config.learner.compile:
+            check_triton()
         os.environ["OMP_NUM_THREADS"] = str(config.learner_threads)
         # ``learner.compile``: torch would start up to 32 processes that compile, for every rank.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(config.learner_threads))

@@ -44,6 +44,22 @@ def leave_one_out_advantages(rewards: ArrayLike, groups: ArrayLike) -> Float64Ar
     return _centred(values, index, counts) * (counts / others)[index]
 
 
+def whitened(advantages: ArrayLike, tokens: ArrayLike) -> Float64Array:
+    """(A − mean) / √(variance + 1e-8) over all tokens of a rollout, ``[S]`` (REINFORCE++, arXiv 2501.03262, as verl has it).
+
+    ``tokens`` ``[S]``: trained tokens of each sequence, all of which have its advantage; one without any counts for nothing.
+    The variance is divided by the number of tokens − 1. All 0 where every trained advantage is the same.
+    """
+    values, counts = np.asarray(advantages, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
+    trained = values[counts > 0]
+    if not trained.size or trained.min() == trained.max():
+        return np.zeros_like(values)
+    total = counts.sum()
+    centred = values - (counts * values).sum() / total
+    variance = (counts * np.square(centred)).sum() / (total - 1)
+    return np.asarray(centred / np.sqrt(variance + 1e-8), dtype=np.float64)
+
+
 def zero_variance(rewards: ArrayLike, groups: ArrayLike) -> BoolArray:
     """Mark the sequences of groups without signal (all rewards equal, or a group of one), ``[S]``.
 

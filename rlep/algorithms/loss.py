@@ -7,7 +7,7 @@ Terms are computed in float64, where |Δ log-prob| up to the clamp keeps its dig
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -46,8 +46,8 @@ class PackedTokens:
     """``[S]`` bool: which sequences came from the pool."""
     reference_logprobs: Tensor | None = None
     """``[R]`` under the reference policy; needed by ``kl_coef``."""
-    behaviour_logprobs: Tensor | None = None
-    """``[R]`` under the sampler; needed by ``loss.tis_cap`` on fresh tokens and by ``replay.is_cap`` on replayed ones."""
+    importance: Tensor | None = None
+    """``[R]``: rows of ``corrections.importance`` over the whole update; needed by ``correction``."""
     entropy: Tensor | None = None
     """``[R]`` entropy of the policy in training; needed by ``entropy_coef``."""
     high_entropy: Tensor | None = None
@@ -95,6 +95,7 @@ def packed_tokens(
     entropy: Tensor | None = None,
     high_entropy: Tensor | None = None,
     regulariser_weights: Float64Array | None = None,
+    importance: Float64Array | None = None,
 ) -> PackedTokens:
     """A micro-batch as the loss reads it, on the device of ``logprobs`` ``[R]``.
 
@@ -127,7 +128,7 @@ def packed_tokens(
         weights=put(weights),
         replayed=put(batch.replayed),
         reference_logprobs=reference_logprobs,
-        behaviour_logprobs=None if batch.behaviour_logprobs is None else put(batch.behaviour_logprobs),
+        importance=None if importance is None else put(importance),
         entropy=entropy,
         high_entropy=high_entropy,
         regularised=None if batch.regularised is None else put(batch.regularised[sequences]),
@@ -143,6 +144,8 @@ def packed_policy_loss(
     Adding the losses, gradients and sums of all micro-batches of all ranks gives those of the update.
     """
     _check_supplied(packed, loss, replay)
+    if loss.kl_coef and loss.kl_estimator == "k1":
+        packed = replace(packed, advantages=_kl_in_reward(packed, loss.kl_coef))
     logprobs, old = _masked(packed.logprobs, packed.mask), _constant(packed.old_logprobs, packed.mask)
     advantages = _constant(packed.advantages, packed.mask)  # [R]
     log_ratio = logprobs - old
@@ -152,10 +155,6 @@ def packed_policy_loss(
     policy = ppo_terms(ratio, advantages, loss)
     if loss.surrogate == "cispo":
         policy = cispo_terms(ratio, logprobs, advantages, loss)
-    if loss.tis_cap is not None and packed.behaviour_logprobs is not None:
-        # Replayed tokens have a correction of their own, `replay.is_cap`: their sampler was another policy.
-        fresh = packed.mask & ~packed.replayed[packed.sequences]
-        policy = policy * truncated_importance(old, packed.behaviour_logprobs.double(), fresh, loss.tis_cap)
     policy = _replay_terms(packed, replay, policy, ratio)
     if packed.high_entropy is not None:
         # After the terms and before the weights: tokens that are left out still count in the mean.
@@ -224,16 +223,15 @@ def policy_loss(
 
 
 def _replay_terms(packed: PackedTokens, replay: ReplayConfig, policy: Tensor, ratio: Tensor) -> Tensor:
-    """The policy terms ``[R]`` with those of replayed tokens corrected for their sampler, and weighed."""
-    if not replay.shaping and replay.is_cap is None and replay.weight == 1:
+    """The policy terms ``[R]``, corrected for their sampler, with those of replayed tokens shaped and weighed."""
+    if packed.importance is not None:
+        policy = policy * packed.importance
+    if not replay.shaping and replay.weight == 1:
         return policy
     replayed = packed.mask & packed.replayed[packed.sequences]
     if replay.shaping:
         advantages = _constant(packed.advantages, packed.mask)
         policy = torch.where(replayed, shaped_terms(ratio, advantages, replay.shaping), policy)
-    if replay.is_cap is not None and packed.behaviour_logprobs is not None:
-        old, behaviour = _constant(packed.old_logprobs, packed.mask), packed.behaviour_logprobs.double()
-        policy = policy * truncated_importance(old, behaviour, replayed, replay.is_cap)
     return torch.where(replayed, replay.weight * policy, policy)
 
 
@@ -253,11 +251,26 @@ def _sequence_mean(log_ratio: Tensor, packed: PackedTokens) -> Tensor:
     return (totals / _token_counts(packed).clamp(min=1))[packed.sequences]
 
 
+def _kl_in_reward(packed: PackedTokens, coefficient: float) -> Tensor:
+    """Advantages ``[R]`` less coefficient × Σ of log π_θ0 − log π_ref over a fresh token and those after it in its sequence.
+
+    Its expected gradient at θ0 is that of the KL of whole responses. A replay is no sample of the policy, and keeps its own.
+    """
+    if packed.reference_logprobs is None:
+        raise ValueError("kl_coef needs reference_logprobs")
+    fresh = packed.mask & ~packed.replayed[packed.sequences]
+    old, reference = _constant(packed.old_logprobs, fresh), _constant(packed.reference_logprobs, fresh)
+    kl = kl_estimate(old, reference, "k1")  # [R]
+    totals = torch.zeros(len(packed.weights), dtype=torch.float64, device=kl.device).index_add(0, packed.sequences, kl)
+    to_go = totals.cumsum(0)[packed.sequences] - kl.cumsum(0) + kl
+    return _constant(packed.advantages, packed.mask) - coefficient * torch.where(fresh, to_go, 0.0)
+
+
 def _regularisers(packed: PackedTokens, loss: LossConfig) -> Tensor:
     """The weighted terms of KL and entropy ``[R]``, which know no advantage and act on constant groups too."""
     logprobs = _masked(packed.logprobs, packed.kept)
     terms = torch.zeros_like(logprobs)
-    if loss.kl_coef and packed.reference_logprobs is not None:
+    if loss.kl_coef and loss.kl_estimator != "k1" and packed.reference_logprobs is not None:
         reference = _constant(packed.reference_logprobs, packed.kept)
         terms = terms + loss.kl_coef * kl_estimate(logprobs, reference, loss.kl_estimator)
     if loss.entropy_coef and packed.entropy is not None:
@@ -306,6 +319,8 @@ def _clipped(
     acting = packed.mask if packed.high_entropy is None else packed.mask & packed.high_entropy
     if shaped:
         acting = acting & ~packed.replayed[packed.sequences]
+    if packed.importance is not None:
+        acting = acting & (packed.importance > 0)
     low, high = acting & (ratio < 1 - loss.clip_low), acting & (ratio > 1 + loss.clip_high)
     if loss.surrogate == "cispo":
         return low, high, torch.zeros_like(acting)
@@ -321,8 +336,8 @@ def _token_counts(packed: PackedTokens) -> Tensor:
 def _check_supplied(packed: PackedTokens, loss: LossConfig, replay: ReplayConfig) -> None:
     for wanted, value, name in (
         (loss.kl_coef > 0, packed.reference_logprobs, "kl_coef needs reference_logprobs"),
-        (loss.tis_cap is not None, packed.behaviour_logprobs, "tis_cap needs behaviour_logprobs"),
-        (replay.is_cap is not None, packed.behaviour_logprobs, "replay.is_cap needs behaviour_logprobs"),
+        (loss.correction is not None, packed.importance, "loss.correction needs importance"),
+        (replay.correction is not None, packed.importance, "replay.correction needs importance"),
         (loss.entropy_coef > 0, packed.entropy, "entropy_coef needs entropy"),
         (loss.high_entropy_fraction < 1, packed.high_entropy, "high_entropy_fraction needs high_entropy"),
     ):
@@ -367,20 +382,6 @@ def cispo_terms(ratio: Tensor, logprobs: Tensor, advantages: Tensor, loss: LossC
     return -advantages * clipped * logprobs
 
 
-def truncated_importance(old: Tensor, behaviour: Tensor, chosen: Tensor, cap: float) -> Tensor:
-    """min(π0 / μ, cap) of the chosen tokens, 1 of others, detached ``[R]`` (truncated as in IMPALA, arXiv 1802.01561).
-
-    For fresh tokens μ is another implementation of θ0 (or, with staleness, an earlier version), for replayed ones the policy
-    that once sampled them.
-    """
-    if (torch.isnan(behaviour) & chosen).any():
-        raise ValueError(
-            "importance sampling needs behaviour_logprobs of every token it weighs; some are unknown (NaN)"
-        )
-    difference = torch.where(chosen, old - behaviour, 0.0)
-    return torch.where(chosen, difference.clamp(-20.0, 20.0).exp().clamp(max=cap), 1.0).detach()
-
-
 def shaped_terms(ratio: Tensor, advantages: Tensor, gamma: float) -> Tensor:
     """p = −A · f(ρ), f(x) = x / (x + γ) (policy shaping, LUFFY, arXiv 2504.14945; on π/μ: ExGRPO, arXiv 2510.02245).
 
@@ -392,7 +393,8 @@ def shaped_terms(ratio: Tensor, advantages: Tensor, gamma: float) -> Tensor:
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """Schulman's estimators of KL(π ‖ reference) per token: k1 = δ, k2 = δ²/2, k3 = e^−δ − 1 + δ with δ = l − l_ref.
 
-    As a loss, k1's gradient is zero in expectation on-policy; k2 has the KL's own gradient; k3 is GRPO's choice.
+    As a loss, k1's gradient is zero in expectation on-policy: it belongs in the reward. k2 has the KL's own gradient; k3 is
+    GRPO's choice.
     """
     delta = (logprobs - reference).clamp(-20.0, 20.0)
     if estimator == "k1":

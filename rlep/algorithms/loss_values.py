@@ -117,6 +117,16 @@ def _check_token_count(counts: Float64Array, loss: LossConfig, token_count: int 
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How the learner's log-probs come about; stored ones are comparable where theirs came about likewise."""
+
+    tokenizer_digest: str
+    template_digest: str = ""
+    """Of what made its prompts; empty: not known."""
+    temperature: float = 1.0
+
+
 OldLogprobs = Literal["recompute", "behaviour", "unit"]
 """``recompute``: under θ0, like fresh tokens, so the ratio starts at 1 (the authors). ``behaviour``: as stored, under
 the policy that generated the response. ``unit``: probability 1, so the ratio is π itself (LUFFY, arXiv 2504.14945)."""
@@ -127,9 +137,7 @@ def old_logprobs(
     batch: SequenceBatch,
     members: Sequence[Trajectory],
     recomputed: Float32Array,
-    *,
-    tokenizer_digest: str,
-    temperature: float = 1.0,
+    scoring: Scoring,
 ) -> Float32Array:
     """Old log-probs of every response token ``[R]``; fresh tokens always keep the recomputed ones.
 
@@ -137,7 +145,7 @@ def old_logprobs(
         batch: S sequences.
         members: their trajectories ``[S]``.
         recomputed: log-probs under θ0 ``[R]``, from the learner's own forward pass.
-        temperature: of those log-probs.
+        scoring: how those came about.
 
     Raises:
         ConfigError: an unknown mode.
@@ -157,13 +165,13 @@ def old_logprobs(
     starts = np.concatenate([[0], np.cumsum(lengths)])
     for index in np.flatnonzero(batch.replayed):
         span = slice(int(starts[index]), int(starts[index + 1]))
-        result[span] = 0.0 if mode == "unit" else stored_logprobs(members[index], tokenizer_digest, temperature)
+        result[span] = 0.0 if mode == "unit" else stored_logprobs(members[index], scoring)
     return result
 
 
-def stored_logprobs(trajectory: Trajectory, tokenizer_digest: str, temperature: float = 1.0) -> Float32Array:
+def stored_logprobs(trajectory: Trajectory, scoring: Scoring) -> Float32Array:
     """The behaviour log-probs of a pool record ``[T]``, refused where they may not be compared with the learner's."""
-    reason = incomparable(trajectory, tokenizer_digest, temperature)
+    reason = incomparable(trajectory, scoring)
     if reason or trajectory.logprobs is None:
         raise MixingError(
             f"prompt {trajectory.prompt_id}: the stored log-probs of replay {trajectory.content_id} are not comparable:"
@@ -172,17 +180,22 @@ def stored_logprobs(trajectory: Trajectory, tokenizer_digest: str, temperature: 
     return trajectory.logprobs
 
 
-def incomparable(trajectory: Trajectory, tokenizer_digest: str, temperature: float = 1.0) -> str:
-    """Why a record's log-probs may not be compared with a learner's at this temperature; empty where they may.
+def incomparable(trajectory: Trajectory, scoring: Scoring) -> str:
+    """Why a record's log-probs may not be compared with the learner's; empty where they may.
 
     bfloat16 log-probs are off by up to 13 % in the ratio; raw log-probs of a sampler at another temperature or with a
     cut distribution are not those of the policy that sampled.
     """
     provenance, sampling = trajectory.provenance, trajectory.provenance.sampling
-    plain, modes = Sampling(), ("raw", "processed") if temperature == 1 else ("processed",)
+    plain, temperature = Sampling(), scoring.temperature
+    modes = ("raw", "processed") if temperature == 1 else ("processed",)
     checks = (
         (trajectory.logprobs is not None, "none were stored"),
-        (provenance.tokenizer_digest == tokenizer_digest, f"tokenizer {provenance.tokenizer_digest!r}"),
+        (provenance.tokenizer_digest == scoring.tokenizer_digest, f"tokenizer {provenance.tokenizer_digest!r}"),
+        (
+            not provenance.prompted_otherwise(scoring.template_digest),
+            f"after a prompt by template {provenance.template_digest!r}",
+        ),
         (provenance.logprobs_mode in modes, f"mode {provenance.logprobs_mode!r}, not {' or '.join(modes)}"),
         (provenance.logprobs_dtype != "bfloat16", "computed in bfloat16"),
         (sampling.temperature == temperature, f"sampled at temperature {sampling.temperature:g}, not {temperature:g}"),

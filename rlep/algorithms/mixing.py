@@ -18,6 +18,7 @@ def mix(
     fresh_count: int,
     max_replays: int,
     tokenizer_digest: str,
+    template_digest: str = "",
     max_staleness: int = 0,
     allow_failed_replays: bool = False,
     require_replays: bool = False,
@@ -29,13 +30,14 @@ def mix(
     A short pool gives a smaller group and is never padded; ``require_replays`` refuses it instead.
     Every token id is below ``vocabulary``, the rows of the model's embedding (None: not known). No replay is longer than
     ``max_tokens``, as no fresh rollout is: batches, memory and the model's context are planned by it (None: any length).
+    No replay's prompt was made otherwise than by ``template_digest``, so far as that is known (empty: it may have been).
     Fresh ones may have equal tokens but not equal sample ids; replays are distinct by content.
 
     Raises:
         StaleRolloutError: a token of a fresh one sampled more than ``max_staleness`` versions before
             ``policy_version``, or after it.
         MixingError: wrong counts, another prompt or tokenizer, a token beyond the vocabulary,
-            duplicates, an unverified, truncated or overlong replay.
+            duplicates, an unverified, truncated or overlong replay, or one to a prompt made otherwise.
     """
     _check_counts(prompt.id, fresh, replays, fresh_count, max_replays)
     if require_replays and len(replays) < max_replays:
@@ -53,6 +55,7 @@ def mix(
         tokenizer_digest=tokenizer_digest,
         vocabulary=vocabulary,
         max_tokens=max_tokens,
+        template_digest=template_digest,
         allow_failed=allow_failed_replays,
     )
     return Group(prompt, policy_version, tuple(fresh), tuple(replays))
@@ -66,6 +69,7 @@ def check_replays(
     vocabulary: int | None = None,
     max_tokens: int | None = None,
     limit: str = "rollout.max_tokens",
+    template_digest: str = "",
     allow_failed: bool = False,
 ) -> None:
     """Refuse replays that may not join a group of a prompt, as ``mix`` does. Raises ``MixingError``.
@@ -79,7 +83,7 @@ def check_replays(
                 f"prompt {prompt_id}: replay {trajectory.content_id} has {len(trajectory.tokens)} tokens, and {limit} is "
                 f"{max_tokens}; raise it, or fill a pool with shorter responses"
             )
-        _check_replay(prompt_id, trajectory, allow_failed)
+        _check_replay(prompt_id, trajectory, allow_failed, template_digest)
     _check_distinct(prompt_id, "replays with content id", (t.content_id for t in replays))
 
 
@@ -128,7 +132,13 @@ def _check_version(prompt_id: str, trajectory: Trajectory, policy_version: int, 
             )
 
 
-def _check_replay(prompt_id: str, trajectory: Trajectory, allow_failed: bool) -> None:
+def _check_replay(prompt_id: str, trajectory: Trajectory, allow_failed: bool, template_digest: str) -> None:
+    if trajectory.provenance.prompted_otherwise(template_digest):
+        raise MixingError(
+            f"prompt {prompt_id}: replay {trajectory.content_id} answers a prompt made by template "
+            f"{trajectory.provenance.template_digest}, this run's are by {template_digest}: set [model] as when it was sampled, "
+            'or replay.other_template = "render" to train it after this run\'s prompt'
+        )
     if trajectory.finish_reason != "stop":
         raise MixingError(f"prompt {prompt_id}: replay {trajectory.content_id} is truncated")
     if not (trajectory.correct or (allow_failed and trajectory.verdict.status == "wrong")):

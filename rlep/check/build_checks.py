@@ -62,7 +62,7 @@ def compiler(subject: Subject) -> Iterator[Finding]:
         check_cxx(compiled=learner.compile, gpus=learner.gpus)
     if not _on_gpus(subject):
         return
-    check_triton(used=True)
+    check_triton()
     yield Finding("compiler", "ok", "compiles what Triton needs")
 
 

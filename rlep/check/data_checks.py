@@ -20,7 +20,7 @@ from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length, vocabulary_size
 from rlep.engines.weights.weight_update import ties_head
-from rlep.hub.resolve import model_directory, model_text
+from rlep.hub.resolve import check_index, model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
@@ -50,6 +50,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     check_context(config)
     check_divided(config)
     fingerprint(path)
+    check_index(path, [file.name for file in path.iterdir()])
     check_heads(subject)
     check_output_head(config)
     check_stops(subject)
@@ -134,7 +135,7 @@ def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]
 
 def _unpaid_pairs(verifier: BaseVerifier, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Map each reference whose response is not correct to the response's status."""
-    verdicts = verifier.grade_pairs([(*pair, False) for pair in pairs])
+    verdicts = verifier.grade_pairs([(reference, verifier.respond(answer), False) for reference, answer in pairs])
     graded = zip(pairs, verdicts, strict=True)
     return {reference: verdict.status for (reference, _), verdict in graded if verdict.status != "correct"}
 
@@ -148,7 +149,9 @@ def _undecided(verifier: BaseVerifier, prompts: Sequence[Prompt]) -> str:
     for prompt in prompts:
         first.setdefault(prompt.reference, prompt)
     shown = list(first.values())[:LEAST_QUESTIONS]
-    verdicts = verifier.grade_pairs([(prompt.reference, prompt.reference, False, prompt.asked) for prompt in shown])
+    verdicts = verifier.grade_pairs(
+        [(prompt.reference, verifier.respond(prompt.reference), False, prompt.asked) for prompt in shown]
+    )
     reasons = [verdict.reason.partition("\n")[0] for verdict in verdicts]
     if unknown := next((reason for reason in reasons if reason.startswith(UnknownName.__name__)), ""):
         raise ConfigError(unknown.partition(": ")[2])
@@ -172,7 +175,7 @@ def input_notes(subject: Subject) -> list[str]:
     """Return what a user should know of the questions: rows without use, unknown text, thinking, data that is not held out."""
     sets = [found for found in (subject.train, subject.evaluation) if found is not None]
     lines = [line for found in sets for line in (*found.report.lines(), *unknown_text(found, subject.tokenizer))]
-    lines += prompt_notes(subject.tokenizer, sets, chat_template=subject.config.model.chat_template)
+    lines += prompt_notes(subject.tokenizer, sets, subject.config.verifier.answer_after)
     train, held_out = subject.train, subject.evaluation
     known = {prompt.id for prompt in train.prompts} if train else set()
     if held_out and (both := sum(prompt.id in known for prompt in held_out.prompts)):

@@ -32,7 +32,6 @@ class Inputs:
     vocabulary: int | None
     """Rows of the model's embedding."""
     model_digest: str
-    template_digest: str
     train: PromptSet | None
     evaluation: PromptSet | None
 
@@ -62,12 +61,12 @@ class Subject:
     @property
     def model(self) -> Path:
         """The model's directory on this machine."""
-        return model_directory(self.config.model)
+        return self._once("model.path", lambda: model_directory(self.config.model))
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._once("the tokenizer", lambda: load_tokenizer(self.model))
+        return self._once("the tokenizer", lambda: load_tokenizer(self.model, self.config.model))
 
     @property
     def shape(self) -> ModelShape | None:
@@ -89,10 +88,8 @@ class Subject:
 
     def inputs(self) -> Inputs:
         """Return what a command needs. Raises ``ModelError`` or ``DataError`` saying what to fix."""
-        model = self.config.model
-        template = self.tokenizer.template_digest(chat_template=model.chat_template)
         rows, digest = vocabulary_size(self.model), fingerprint(self.model)
-        return Inputs(self.tokenizer, rows, digest, template, self.train, self.evaluation)
+        return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation)
 
     def _shape(self) -> ModelShape | None:
         try:

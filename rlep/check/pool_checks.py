@@ -14,11 +14,16 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted
 from rlep.data.prompts import PromptSet
+from rlep.engines.tokenizer import Tokenizer
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary, version_of
+from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.places import connected, on_server, served
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
 from rlep.services.pool.values import PoolStats
+
+LOOKED_AT = 256
+"""Questions of which one response each is read before a run starts; a step refuses those that this does not see."""
 
 
 def pool(subject: Subject) -> Iterator[Finding]:
@@ -34,16 +39,16 @@ def pool(subject: Subject) -> Iterator[Finding]:
     if joined_address(config.cluster.address) is not None:
         raise CheckSkipped("a cluster is joined, from which the run opens it")
     if reads and subject.train is not None:
-        yield Finding("pool", "ok", check_replays(config, subject.tokenizer.digest, subject.train))
+        yield Finding("pool", "ok", check_replays(config, subject.tokenizer, subject.train))
     if writes:
         check_place(config)
         yield Finding("pool server", "ok", f"{config.pool.url or 'an embedded Redis'} takes responses")
 
 
-def check_replays(config: Config, tokenizer_digest: str, prompts: PromptSet) -> str:
+def check_replays(config: Config, tokenizer: Tokenizer, prompts: PromptSet) -> str:
     """Return what the pool of replays has for ``prompts``.
 
-    Raises ``PoolError`` where it is not there, has too few responses to them, or does not answer.
+    Raises ``PoolError`` where it is not there, has too few responses to them, or to prompts made otherwise, or does not answer.
     """
     if not pool_exists(config):
         raise PoolError(
@@ -52,9 +57,11 @@ def check_replays(config: Config, tokenizer_digest: str, prompts: PromptSet) -> 
         )
     try:
         with served(pool_place(config), deadline=config.pool.deadline_s) as opened:
-            stats = opened.open(tokenizer_digest=tokenizer_digest, read_only=True)
+            stats = opened.open(tokenizer_digest=tokenizer.digest, read_only=True)
             covered = covered_questions(config, opened.prompt_ids(), prompts)
             check_minimum(config, stats)
+            if config.replay.other_template == "refuse":
+                check_templates(config.pool.name, opened, tokenizer.template_digest, prompts)
             return f"{config.pool.name}: responses to {covered} of {counted(len(prompts), 'training question')}"
     except DeadlineExceeded as error:
         raise PoolError(str(error)) from None
@@ -92,6 +99,22 @@ def check_minimum(config: Config, stats: PoolStats) -> None:
         raise PoolError(
             f"no question of pool {config.pool.name} has the {counted(least, 'response')} that a draw needs (replay.minimum): "
             f"collect more, or set replay.minimum={enough}"
+        )
+
+
+def check_templates(name: str, pool: PoolClient, template_digest: str, prompts: PromptSet) -> None:
+    """Raise ``PoolError`` where one response to each of the first prompts shows some that were made otherwise."""
+    first = [prompt.id for prompt in prompts.prompts[:LOOKED_AT]]
+    drawn = pool.sample(first, 1, seed=0, step=0, minimum=1).trajectories()
+    origins = [member.provenance for members in drawn.values() for member in members]
+    others = sorted({origin.template_digest for origin in origins if origin.prompted_otherwise(template_digest)})
+    if others:
+        count = sum(origin.template_digest in others for origin in origins)
+        raise PoolError(
+            f"pool {name}: {count:,} of {counted(len(origins), 'response')} looked at answer prompts made by template "
+            f"{others[0]}, this run's are by {template_digest}: set model.template, model.template_file, model.chat_template and "
+            'model.system_prompt as when they were sampled, or replay.other_template = "render" to train them after this '
+            "run's prompts"
         )
 
 

@@ -22,12 +22,9 @@ def wanted_of(config: Config, *, training: bool = False, candidates: bool = Fals
 
 def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer, *, training: bool) -> PromptSet:
     """The questions of ``paths`` as the model is shown them, and what each opens. Raises ``DataError``."""
-    model = config.model
     found = load_prompts(
         paths,
-        encode=lambda messages: tokenizer.encode_prompt(
-            messages, chat_template=model.chat_template, system=model.system_prompt
-        ),
+        encode=tokenizer.encode_prompt,
         max_tokens=config.data.max_prompt_tokens,
         max_bad_rows=config.data.max_bad_rows,
         wanted=wanted_of(config, training=training, columns=is_function(config.verifier.profile)),
@@ -47,8 +44,11 @@ def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
     return [f"{share} text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
 
 
-def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], *, chat_template: bool) -> list[str]:
-    """Notes on the prompts: who opens the thinking, which of its marks are special, and a date in them."""
+def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], answer_after: str | None) -> list[str]:
+    """Notes on the prompts: who opens or closes the thinking, which marks are special, a date in them, an EOS taken away.
+
+    ``answer_after``: ``verifier.answer_after``.
+    """
     lines = []
     if marks := tokenizer.thinking:
         lines.append(f"special tokens of the tokenizer: {', '.join(marks)}; verifier and reward function see them")
@@ -59,7 +59,14 @@ def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], *, cha
         "does not close it has no answer"
         for mark, count in openings.items()
     ]
-    if chat_template and tokenizer.dated:
+    if answer_after and prompts and tokenizer.decode(prompts[0].tokens).rstrip().endswith(answer_after):
+        lines.append(
+            f"prompts end in {answer_after}, and verifier.answer_after asks it of each response: one that does not write it "
+            "again has no answer; leave verifier.answer_after out"
+        )
+    if tokenizer.appends_eos:
+        lines.append("the tokenizer ends texts in its EOS: prompts are given without it")
+    if tokenizer.dated:
         lines.append(
             "the chat template writes today's date into prompts: a run continued on another day has other prompts"
         )

@@ -24,10 +24,15 @@ DATA: tuple[Look, ...] = (options, model, training_data, evaluation_data, verifi
 BEFORE_ACTORS: tuple[Look, ...] = (pool, *MACHINE, *FIT)
 
 
+def resolved(config: Config) -> Config:
+    """Return ``config`` pinned, with all that it names here; as it is where a name stands for nothing: the checks say why."""
+    with suppress(RlepError):
+        return resolve(config, lambda _: None)
+    return config
+
+
 def findings(config: Config) -> Iterator[Finding]:
     """Make every check that starts nothing, for a run that trains; an error is a finding like others."""
-    with suppress(RlepError):  # the checks of model and data say why a name stands for nothing
-        config = resolve(config, lambda _: None)
     subject = Subject(config)
     for look in (*DATA, pool, pool_records, *MACHINE, cluster, *FIT):
         what = look.__name__.replace("_", " ")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +101,8 @@ def _method(config: Config) -> str:
         if config.replay.count
         else "no replay"
     )
-    return f"{config.advantage.estimator} advantages, {replay}"
+    rank = config.learner.lora_rank
+    return f"{config.advantage.estimator} advantages, {replay}" + (f", LoRA of rank {rank}, merged" if rank else "")
 
 
 def _evaluated(row: Mapping[str, Any]) -> str:
@@ -115,3 +118,11 @@ def _counted(what: str, counts: Mapping[str, int]) -> Iterable[str]:
 def files_below(directory: Path) -> dict[str, Path | bytes]:
     """Return a directory's own files by name, without hidden ones."""
     return {path.name: path for path in sorted(directory.iterdir()) if path.is_file() and not path.name.startswith(".")}
+
+
+def link_file(file: Path, target: Path) -> None:
+    """Give a file another name, which stays when the first one goes; a copy where the file system has no hard links."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)

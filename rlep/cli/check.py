@@ -42,10 +42,10 @@ def check(
 
 
 def _findings(files: list[Path] | None, overrides: list[str] | None, *, try_parts: bool) -> Generator[Finding]:
-    from rlep.check.suite import findings
+    from rlep.check.suite import findings, resolved
     from rlep.config.settings import load_config
 
-    config = load_config(files or (), overrides or ())
+    config = resolved(load_config(files or (), overrides or ()))
     wrong: set[str] = set()
     for finding in findings(config):
         wrong |= {finding.what} if finding.level == "wrong" else set()

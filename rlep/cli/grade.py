@@ -23,10 +23,13 @@ def grade(
             help="math, math-bare, strict-box, dapo, exact, reasoning-gym, code, regex:PATTERN, python:MODULE:NAME, judge:FILE"
         ),
     ] = "math",
+    *,
     workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
     out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
     correct_at: Annotated[float, typer.Option(help="Least score of your own function that is correct.")] = 1.0,
-    *,
+    answer_after: Annotated[
+        str | None, typer.Option(help="Grade only what follows the last of these marks, e.g. </think>.")
+    ] = None,
     network: Annotated[bool, typer.Option("--network", help="Your own function may use the network.")] = False,
 ) -> None:
     """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
@@ -45,7 +48,9 @@ def grade(
     with ExitStack() as stack:
         lines = stack.enter_context(file.open(encoding="utf-8-sig", errors="surrogateescape"))
         limits = network_limits(VerifierConfig()) if network else None
-        verifier = stack.enter_context(build_verifier(profile, workers=workers, limits=limits, correct_at=correct_at))
+        verifier = stack.enter_context(
+            build_verifier(profile, workers=workers, limits=limits, correct_at=correct_at, answer_after=answer_after)
+        )
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())
         failure = ""

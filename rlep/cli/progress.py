@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -65,6 +66,8 @@ class TerminalProgress:
         )
 
     def __enter__(self) -> TerminalProgress:
+        if self._quiet:
+            os.environ["HF_HUB_VERBOSITY"] = "error"  # read when the first download begins
         self._progress.start()
         return self
 

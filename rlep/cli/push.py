@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +23,12 @@ def push(
         bool, typer.Option("--public", help="Make a new repository public; it is private otherwise.")
     ] = False,
 ) -> None:
-    """Upload a run's model to the Hugging Face hub, with a card of base model, data, method, settings and evaluations."""
+    """Upload a run's model to the Hugging Face hub, with a card of base model, data, method, settings and evaluations.
+
+    The run may go on meanwhile. A push of what is there already changes nothing.
+    """
     check_versions()
-    from rlep.cli.cards import files_below, model_card
+    from rlep.cli.cards import files_below, link_file, model_card
     from rlep.core.jsonl import read_lines
     from rlep.driver.checkpoint import choose_checkpoint
     from rlep.hub.repository import Repository
@@ -36,6 +40,12 @@ def push(
     chosen, why = choose_checkpoint(run / "checkpoints", config.checkpoint.best)
     step, log = chosen.state.step, run / "evaluations.jsonl"
     evaluated = [row for row in read_lines(log) if row["step"] == step] if log.is_file() else []
-    files = files_below(chosen.model) | {"README.md": str(model_card(repository, config, step, evaluated)).encode()}
-    commit = Repository("model", repository).push(files, WEIGHTS, f"Step {step}", public=public)
+    hub, card = Repository("model", repository), str(model_card(repository, config, step, evaluated))
+    with tempfile.TemporaryDirectory(prefix=".push-", dir=run) as home:  # a run that goes on removes checkpoints
+        for file in chosen.model.iterdir():
+            if file.is_file():
+                link_file(file, Path(home) / file.name)
+        commit = hub.push(
+            files_below(Path(home)) | {"README.md": card.encode()}, WEIGHTS, f"Step {step}", public=public
+        )
     typer.echo(f"{why} of {run}, step {step}, in {repository}, commit {commit}")

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rlep.config.sampling import SamplingConfig
-from rlep.config.section import Count, Positive, Rule, Section, clashes, needs, option, rules
+from rlep.config.section import CorrectionConfig, Count, Positive, Rule, Section, clashes, needs, option, rules
 
 _COUNT = needs("replay.count", because="set the replays of a group, or replay.count = 0 itself for none")
 _LIVE = needs("replay.source", "live", "both", because="it is about the run's own responses")
@@ -103,20 +103,19 @@ class ReplayConfig(Section):
         "recompute", requires=plain_sampling(when=("behaviour",), source=("live", "both"))
     )
     """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
-    is_cap: float | None = option(
+    correction: CorrectionConfig | None = option(
         None,
         requires=[
             _COUNT,
             needs(
                 "replay.old_logprobs",
                 "recompute",
-                because="truncated importance sampling multiplies the ratio to the start of the step",
+                because="importance sampling multiplies the ratio to the start of the step",
             ),
             *plain_sampling(source=("live", "both")),  # a pool's records say themselves how they were sampled
         ],
-        gt=0,
     )
-    """Truncated importance sampling of replays: their terms are multiplied by min(π0/μ, this), μ as stored; None is off."""
+    """Importance weights and masks of replayed tokens, as ``loss.correction``, μ as stored; None is off."""
     shaping: float = option(
         0.0,
         requires=[
@@ -125,7 +124,7 @@ class ReplayConfig(Section):
             needs("loss.level", "token", because="it shapes a token's own ratio"),
             needs("loss.surrogate", "ppo", because="it takes the place of the clipped surrogate"),
         ],
-        excludes=[clashes("replay.is_cap", because="both correct for the sampler; set one of them")],
+        excludes=[clashes("replay.correction", because="both correct for the sampler; set one of them")],
         ge=0,
     )
     """γ: replays are trained by −A·f(ratio), f(x) = x/(x+γ), without clip (LUFFY, ExGRPO: 0.1); 0 is off."""
@@ -133,6 +132,9 @@ class ReplayConfig(Section):
     """λ: factor of the policy term of replayed tokens."""
     start_step: Count = option(0, requires=[_COUNT])
     """Steps before the first replay."""
+    other_template: Literal["refuse", "render"] = option("refuse", requires=[_COUNT])
+    """Stored responses whose prompt was made otherwise, by another ``model.template`` or system prompt: ``refuse`` ends the run,
+    ``render`` trains them after this run's prompt. Those that do not say, such as imported texts, are always taken so."""
     failed: Count = option(0, requires=[_COUNT], excludes=[_OFFLINE])
     """Wrong responses mixed in beside the M successes; ``collection.failed`` stores them (paper's ablation: no gain)."""
 

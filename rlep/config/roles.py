@@ -70,8 +70,8 @@ class GeneratorConfig(ActorConfig):
     eager: bool = True
     """Run without CUDA graphs and compilation; turn off on GPU for speed."""
     engine: dict[str, JsonValue] = Field(default_factory=dict)
-    """Other arguments of vLLM's ``AsyncEngineArgs``, e.g. ``attention_backend = "FLASH_ATTN"``; those that rlep sets are
-    refused."""
+    """Other arguments of vLLM's ``AsyncEngineArgs``, e.g. ``attention_backend = "FLASH_ATTN"``; those that rlep sets, or that
+    would part generators from the learner, are refused."""
     restarts: Count = 3
     """Times a dead generator is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
@@ -109,7 +109,7 @@ class GeneratorConfig(ActorConfig):
     def _free_arguments(cls, engine: dict[str, JsonValue]) -> dict[str, JsonValue]:
         for name in engine:
             if reason := refusal(name):
-                raise ConfigError(f"generator.engine.{name}: rlep sets this argument of vLLM; {reason}")
+                raise ConfigError(f"generator.engine.{name} is refused: {reason}")
         return engine
 
     @model_validator(mode="after")
@@ -141,6 +141,9 @@ class VerifierConfig(ActorConfig):
     ``docs/reference/verifier.md``."""
     correct_at: float = Field(1.0, gt=0, le=1)
     """Least score that is ``correct``, where a function or judge gives scores; the reward stays that of the score."""
+    answer_after: str | None = Field(None, min_length=1)
+    """Text after whose last occurrence a response is graded, e.g. ``</think>``; without it the response is ``no_answer``. None:
+    no mark is asked for."""
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
     network: bool = False

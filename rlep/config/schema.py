@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, PlainSerializer, field_validator, model_validator
 
 from rlep.config.replay import ReplayConfig
 from rlep.config.roles import (
@@ -51,6 +51,22 @@ from rlep.core.types import Sampling
 LONGEST_LIVE_NAME = 59
 """Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
 
+GIVEN_VARIABLES = (
+    *(
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "tokenize",
+        "padding",
+    ),
+    *("continue_final_message", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
+    "return_assistant_tokens_mask",
+)
+"""Names that ``apply_chat_template`` of transformers takes for its own arguments."""
+
 
 class RunConfig(Section):
     """Name, directory and length of the run."""
@@ -79,6 +95,21 @@ class ModelConfig(Section):
         None, requires=[needs("model.chat_template", because="a message is part of a template")]
     )
     """System message put before each question; needs ``chat_template``."""
+    template: dict[str, JsonValue] = option(
+        {}, requires=[needs("model.chat_template", because="they are variables of a template")]
+    )
+    """Variables of the chat template, e.g. ``{ enable_thinking = false }`` for Qwen3; one that it does not read is refused."""
+    template_file: Path | None = option(
+        None, requires=[needs("model.chat_template", because="without it no template is used")]
+    )
+    """Jinja file used in place of the tokenizer's own chat template."""
+
+    @field_validator("template")
+    @classmethod
+    def _only_the_users(cls, template: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := [name for name in template if name in GIVEN_VARIABLES]:
+            raise ConfigError(f"model.template.{taken[0]}: rlep gives it to the chat template itself; leave it out")
+        return template
 
 
 class TrainingSet(Section):
@@ -169,9 +200,9 @@ class RolloutConfig(SamplingConfig):
         0,
         requires=[
             needs(
-                "loss.tis_cap",
-                because="set it, e.g. to 2: old log-probs are those of the learner at the start of the step, and only importance "
-                "sampling brings tokens of an older policy to it",
+                "loss.correction",
+                because='set { weight = "token", cap = 2 }: old log-probs are those of the learner at the start of the step, and '
+                "only importance sampling brings tokens of an older policy to it",
             )
         ],
         excludes=[
@@ -261,7 +292,12 @@ class Config(Section):
     @property
     def schedule_end(self) -> int:
         """Rollouts or updates of the run, whichever ``update.unit`` counts: the end of a decay."""
-        return self.run.steps * (self.rollout.prompts // self.update.prompts if self.update.unit == "updates" else 1)
+        return self.run.steps * (self.updates_per_step if self.update.unit == "updates" else 1)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of a whole rollout."""
+        return self.update.epochs * (self.rollout.prompts // self.update.prompts)
 
     @property
     def on_update(self) -> Literal["wait", "keep", "abort"]:
@@ -336,9 +372,15 @@ class Config(Section):
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be smaller than "
                 f"rollout.max_tokens = {rollout.max_tokens}; 0 switches the penalty off"
             )
+        correction = self.loss.correction
+        if rollout.max_staleness and correction is not None and correction.weight is None:
+            raise ConfigError(
+                f"rollout.max_staleness = {rollout.max_staleness} needs loss.correction.weight: a mask alone does not bring "
+                'tokens of an older policy to that of the step; set it to "token"'
+            )
         if reward.correct <= reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
-        if rollout.fresh == 1 and self.replay.count == 0:
+        if rollout.fresh == 1 and self.replay.count == 0 and self.advantage.estimator != "batch":
             raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
         if update.schedule != "constant" and self.schedule_end <= update.warmup:
             raise ConfigError(

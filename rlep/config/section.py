@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 
 def _none_is_zero(value: object) -> object:
@@ -48,12 +48,50 @@ class Section(BaseModel):
         return None if zero or value == "none" else value
 
 
+RatioLevel = Literal["token", "sequence", "geometric"]
+"""The probability ratio of a token, the product of its sequence's ratios, or their geometric mean."""
+
+
+class CorrectionConfig(Section):
+    """Correction of tokens for the policy that sampled them, by ratios ρ = π_θ0 / μ of the learner to the sampler.
+
+    Truncated importance sampling is ``{ weight = "token", cap = 2.0 }``, IcePop ``{ weight = "token", mask = "token", low = 0.5,
+    high = 5.0 }``, masked importance sampling ``{ weight = "sequence", mask = "sequence", high = 2.0 }``.
+    """
+
+    weight: RatioLevel | None = None
+    """Ratio by which a token's term is multiplied; None: 1."""
+    cap: float | None = Field(None, gt=0)
+    """Largest weight: a larger one is truncated to it; None is none."""
+    mask: RatioLevel | None = None
+    """Ratio that must lie within ``low`` and ``high``: a token or sequence outside them is left out; None leaves out none."""
+    low: float = Field(0.0, ge=0)
+    """Least ratio that is kept."""
+    high: float | None = Field(None, gt=0)
+    """Largest ratio that is kept; None is none."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.cap is not None and self.weight is None:
+            raise ValueError('cap truncates a weight: set weight, e.g. to "token"')
+        bounded = self.low > 0 or self.high is not None
+        if bounded is not (self.mask is not None):
+            raise ValueError(
+                "mask leaves out what is outside low and high: set mask and one of those, or none of the three"
+            )
+        if self.high is not None and self.low > self.high:
+            raise ValueError(f"low = {self.low:g} is above high = {self.high:g}")
+        if self.cap is None and self.mask is None:
+            raise ValueError("nothing bounds a ratio here: set cap, e.g. to 2, or a mask")
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A constraint between the key that declares it and another key; it holds where the declaring key is set."""
 
     key: str
-    """The other key, e.g. ``loss.tis_cap``."""
+    """The other key, e.g. ``loss.correction``."""
     values: tuple[object, ...]
     """Values of the other key that are needed or refused; without any: all that switch it on."""
     because: str
@@ -143,4 +181,8 @@ def shown(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_defaults=True)
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(assigned(name, inner) for name, inner in value.items())} }}"
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, int) else f'"{value}"'

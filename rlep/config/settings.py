@@ -35,6 +35,7 @@ SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "string_type": lambda ctx: "must be text",
     "string_unicode": lambda ctx: "must be text in UTF-8",
     "path_type": lambda ctx: "must be a path, as text",
+    "model_type": lambda ctx: "must be a table of names and values",
     "dict_type": lambda ctx: "must be a table of names and values",
     "tuple_type": lambda ctx: "must be a list",
     "too_long": lambda ctx: f"must have at most {counted(ctx['max_length'], 'value')}",
@@ -228,7 +229,8 @@ def _sentence(issue: Any, sources: Mapping[str, str]) -> str:
     source = next((sources[name] for name in named if name in sources), "")
     if issue["type"] == "missing":
         return f"{source}{key} {text}"
-    of_several = isinstance(issue["input"], Mapping)  # a section's own check names its keys
+    # A section's own check names its keys.
+    of_several = isinstance(issue["input"], Mapping) and (len(parts) < 2 or text.startswith(f"{key}."))
     return f"{source}{key}{shown}: {text}" if key and not of_several else text
 
 

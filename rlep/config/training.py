@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from rlep.config.replay import plain_sampling
-from rlep.config.sampling import SamplingConfig
-from rlep.config.section import Count, Decay, Positive, Section, Share, Weight, clashes, needs, option
+from rlep.config.sampling import MOST_TEMPERATURE, SamplingConfig
+from rlep.config.section import CorrectionConfig, Count, Decay, Positive, Section, Share, Weight, clashes, needs, option
 
 Aggregation = Literal["token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
 
@@ -32,14 +32,32 @@ class RewardConfig(Section):
 class AdvantageConfig(Section):
     """One baseline over the mixed group (eq. 5)."""
 
-    estimator: Literal["group", "leave-one-out"] = "group"
-    """``group``: GRPO. ``leave-one-out``: RLOO."""
+    estimator: Literal["group", "leave-one-out", "batch"] = option(
+        "group",
+        requires=[needs("advantage.scale", "batch", when=("batch",), because="the whole rollout is its only baseline")],
+        excludes=[
+            clashes(
+                "advantage.drop_constant", when=("batch",), because="a group of equal rewards has a gradient with it"
+            )
+        ],
+    )
+    """``group``: GRPO. ``leave-one-out``: RLOO. ``batch``: REINFORCE++, without a baseline of the group's own."""
     ddof: Literal[0, 1] = 1
     """Degrees of freedom subtracted in the standard deviation."""
     eps: float = Field(1e-6, ge=0)
     """Added to the standard deviation."""
-    scale: bool = True
-    """Divide by the standard deviation; False is Dr.GRPO."""
+    scale: Literal["group", "batch", "none"] = option(
+        "group",
+        excludes=[
+            clashes(
+                "update.stream",
+                when=("batch",),
+                because="its mean and deviation are known only when the whole rollout is; switch streaming off",
+            )
+        ],
+    )
+    """Divisor: standard deviation of the group (``leave-one-out`` has none), of all tokens of the rollout, whose mean is then 0
+    (``batch``; with ``estimator = "group"`` REINFORCE++-baseline), or 1 (``none``: Dr.GRPO)."""
     drop_constant: bool = False
     """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there either
     way, and are not computed. KL and entropy, where they are on, act on them all the same."""
@@ -67,22 +85,31 @@ class LossConfig(Section):
         excludes=[clashes("loss.dual_clip", because='cispo bounds the ratio itself; set loss.dual_clip = "none"')],
     )
     """Clipped surrogate, or clipped importance weights on the log-probs (CISPO)."""
-    tis_cap: float | None = option(None, requires=plain_sampling(), gt=0)
-    """Truncated importance sampling between sampler and learner, capped here; None is off."""
+    correction: CorrectionConfig | None = option(None, requires=plain_sampling())
+    """Importance weights and masks of fresh tokens, for the mismatch of sampler and learner; None is off."""
     kl_coef: Weight = 0.0
     """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
+    kl_reset: Count = option(
+        0,
+        requires=[
+            needs("loss.kl_coef", because="without it nothing is held against a reference"),
+            needs("learner.lora_rank", 0, because="with adapters the frozen weights are the reference"),
+        ],
+    )
+    """Steps after which the reference of that KL becomes the present policy, again and again (ProRL); 0: it stays the base
+    model. Checkpoints then hold the reference too."""
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3",
         excludes=[
             clashes(
-                "loss.kl_coef",
+                "advantage.drop_constant",
                 when=("k1",),
-                because='in the loss its gradient is zero in expectation, so it holds the policy nowhere; set "k3" (GRPO) or '
-                '"k2" (the gradient of the KL itself)',
+                because="with the KL in the reward, responses of equal verdicts have a gradient; switch it off",
             )
         ],
     )
-    """Estimator of that KL; ``k1`` is refused with ``kl_coef``: as a loss, its gradient is zero in expectation."""
+    """Estimator of that KL, per token: ``k2`` and ``k3`` (GRPO) are terms of the loss. ``k1`` is taken off the reward of fresh
+    tokens, and their advantage has that of the tokens after them too; as a loss its gradient would be zero in expectation."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus; 0 is off."""
     high_entropy_fraction: float = Field(1.0, gt=0, le=1)
@@ -94,6 +121,8 @@ class UpdateConfig(Section):
 
     prompts: Positive = 64
     """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
+    epochs: Positive = 1
+    """Passes over the mini-batches of a rollout, in the same order; old log-probs stay those of the start of the step."""
     stream: bool = option(
         False,
         excludes=[
@@ -153,8 +182,9 @@ class EvaluationConfig(SamplingConfig):
             for key, none in (("evaluation.samples", ()), ("evaluation.final_samples", (None,)))
         ],
         ge=0,
+        le=MOST_TEMPERATURE,
     )
-    """Sampling temperature; 0 is greedy: the most probable token each time."""
+    """Sampling temperature, 0.01 to 2; 0 is greedy: the most probable token each time."""
     seed: int = Field(0, ge=0)
     """Seed of the evaluation's samples; use the same in runs that you compare."""
 
@@ -164,8 +194,8 @@ class CollectionConfig(SamplingConfig):
 
     samples: Positive = 64
     """Candidates per question."""
-    temperature: float = Field(0.7, gt=0)
-    """Sampling temperature."""
+    temperature: float = Field(0.7, gt=0, le=MOST_TEMPERATURE)
+    """Sampling temperature, 0.01 to 2."""
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus: smallest set of tokens with this much probability; 1 keeps all."""
     cap: Positive = 64

@@ -96,9 +96,9 @@ def check_cxx(*, compiled: bool, gpus: float) -> None:
         )
 
 
-def check_triton(*, used: bool) -> None:
-    """Raise ``ConfigError`` where kernels of Triton are ``used`` here and cannot be compiled; see ``missing_compiler``."""
-    if used and (missing := missing_compiler()):
+def check_triton() -> None:
+    """Raise ``ConfigError`` where kernels of Triton cannot be compiled; see ``missing_compiler``."""
+    if missing := missing_compiler():
         raise ConfigError(missing)
 
 

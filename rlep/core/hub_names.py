@@ -8,11 +8,18 @@ from pathlib import Path
 
 from rlep.core.errors import ConfigError
 
-_PART = r"[A-Za-z0-9][\w.-]*"
-_MODEL = re.compile(rf"{_PART}/{_PART}")
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+_NAME = re.compile(rf"{_PART}/{_PART}")
+_LONGEST = 96
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_DATA = re.compile(rf"hf:(?P<name>{_PART}/{_PART})(?:/(?P<subset>[^/:@]+))?:(?P<split>[\w.-]+)(?:@(?P<commit>\w+))?")
+_DATA = re.compile(r"hf:(?P<name>[^/:@]+/[^/:@]+)(?:/(?P<subset>[^/:@]+))?:(?P<split>[\w.-]+)(?:@(?P<commit>\w+))?")
 FORM = "hf:ORG/NAME:SPLIT, or hf:ORG/NAME/CONFIG:SPLIT"
+
+
+def is_name(text: str) -> bool:
+    """Tell whether the hub may have a repository of this name: ``ORG/NAME`` as it allows them."""
+    odd = "--" in text or ".." in text or text.endswith(".git") or len(text) > _LONGEST
+    return _NAME.fullmatch(text) is not None and not odd
 
 
 def is_commit(revision: str | None) -> bool:
@@ -25,7 +32,7 @@ def is_model_id(path: Path, *, asked: bool = False, within: Path = Path()) -> bo
 
     So a slip in ``models/Qwen3-4B`` asks nobody where there is a directory ``models``.
     """
-    if _MODEL.fullmatch(str(path)) is None or (within / path).is_dir():
+    if not is_name(str(path)) or (within / path).is_dir():
         return False
     return asked or not (within / path).parent.is_dir()
 
@@ -53,6 +60,6 @@ def hub_data(path: Path) -> HubData | None:
     if not text.startswith("hf:"):
         return None
     match = _DATA.fullmatch(text)
-    if match is None or not (match["commit"] is None or is_commit(match["commit"])):
+    if match is None or not is_name(match["name"]) or not (match["commit"] is None or is_commit(match["commit"])):
         raise ConfigError(f"{text} names no data set of the hub: the form is {FORM}, and @ a commit of 40 digits")
     return HubData(match["name"], match["subset"], match["split"], match["commit"])

@@ -229,6 +229,12 @@ class Provenance:
     comparable with a learner's log-probs."""
     logprobs_dtype: str = "float32"
     """The dtype the sampler computed in, e.g. ``float32`` or ``bfloat16``."""
+    template_digest: str = ""
+    """Names how its prompt was made of the question (``Tokenizer.template_digest``); empty where nobody said."""
+
+    def prompted_otherwise(self, template_digest: str) -> bool:
+        """Tell whether its prompt was made otherwise than by ``template_digest``; False where either is not known."""
+        return bool(self.template_digest and template_digest and self.template_digest != template_digest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

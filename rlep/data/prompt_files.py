@@ -16,7 +16,7 @@ from typing import Any
 
 from rlep.core.errors import DataError
 from rlep.core.files import replace_with
-from rlep.core.hub_names import hub_data
+from rlep.core.hub_names import HubData, hub_data
 from rlep.core.parquet_pages import check_pages, columns_below
 from rlep.data.prompt_rows import (
     PLAIN,
@@ -51,8 +51,7 @@ def read_rows(path: Path, wanted: Wanted = PLAIN) -> Iterator[PromptRow]:
             malformed (the message has its row or line number).
     """
     if (data := hub_data(path)) is not None:
-        named = replace(wanted, source=data.name.rpartition("/")[2])
-        return (row for file in data_files(path) for row in _read_parquet(file, named))
+        return _read_hub(data, path, replace(wanted, source=data.name.rpartition("/")[2]))
     if not path.is_file():
         raise DataError(f"{path}: no such file" + ("" if path.is_absolute() else f" in {Path.cwd()}"))
     if path.suffix == ".parquet":
@@ -60,6 +59,14 @@ def read_rows(path: Path, wanted: Wanted = PLAIN) -> Iterator[PromptRow]:
     if path.suffix in (".jsonl", ".ndjson"):
         return _read_jsonl(path, wanted)
     raise DataError(f"{path}: a dataset is a .parquet or .jsonl file, not {path.suffix or 'a file without suffix'}")
+
+
+def _read_hub(data: HubData, path: Path, wanted: Wanted) -> Iterator[PromptRow]:
+    for file in data_files(path):
+        try:
+            yield from _read_parquet(file, wanted)
+        except DataError as error:  # by the name that a user knows
+            raise DataError(str(error).replace(str(file), f"{replace(data, commit=None)}, {file.name}")) from None
 
 
 def write_verl(

@@ -49,7 +49,7 @@ class Run:
     vocabulary: int | None = None
     """Rows of the model's embedding: a token id beyond it is not trained on. None: not known."""
     template_digest: str = ""
-    """Of the chat template, and of what else makes a prompt of a question."""
+    """Of what makes a prompt of a question; stored with each response."""
 
 
 MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]

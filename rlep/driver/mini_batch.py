@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, zero_variance
-from rlep.algorithms.loss_values import old_logprobs, stored_logprobs
+from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, whitened, zero_variance
+from rlep.algorithms.loss_values import Scoring, old_logprobs, stored_logprobs
 from rlep.algorithms.packing import sequence_batch
 from rlep.algorithms.shaping import Shaping, rewards, status_rewards
 from rlep.config.schema import Config
@@ -32,17 +32,28 @@ def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
     return MiniBatch(tuple(groups), graded, batch)
 
 
+def mini_batches(run: Run, groups: Sequence[Group]) -> list[MiniBatch]:
+    """Cut the groups of a whole rollout into mini-batches; ``advantage.scale = "batch"`` is over all of them."""
+    size = run.config.update.prompts
+    ready = [mini_batch(run, groups[start : start + size]) for start in range(0, len(groups), size)]
+    if run.config.advantage.scale != "batch" or not ready:
+        return ready
+    batches = [part.batch for part in ready]
+    tokens = np.concatenate([np.where(batch.trained, batch.response_lengths, 0) for batch in batches])
+    scaled = whitened(np.concatenate([batch.advantages for batch in batches]), tokens).astype(np.float32)
+    parts = np.split(scaled, np.cumsum([len(batch) for batch in batches])[:-1])
+    return [replace(part, batch=replace(part.batch, advantages=own)) for part, own in zip(ready, parts, strict=True)]
+
+
 def with_old_logprobs(run: Run, ready: MiniBatch, current: Float32Array) -> ScoredMiniBatch:
     """Add old log-probs; ``current``: the learner's log-probs of ``ready.batch`` under θ_k, ``[R]``."""
     members, rule = [member for group in ready.groups for member in group.members], run.config.replay
-    digest, temperature = run.tokenizer_digest, run.config.loss_temperature
-    if rule.is_cap is not None:
+    scoring = Scoring(run.tokenizer_digest, run.template_digest, run.config.loss_temperature)
+    if rule.correction is not None:
         for group in ready.groups:
             for member in group.replays:
-                stored_logprobs(member, digest, temperature)  # says why they may not be compared with θ_k's
-    old = old_logprobs(
-        rule.old_logprobs, ready.batch, members, current, tokenizer_digest=digest, temperature=temperature
-    )
+                stored_logprobs(member, scoring)  # says why they may not be compared with θ_k's
+    old = old_logprobs(rule.old_logprobs, ready.batch, members, current, scoring)
     return ScoredMiniBatch(ready.groups, ready.rewards, replace(ready.batch, old_logprobs=old), current)
 
 
@@ -59,8 +70,10 @@ def shaping_of(config: Config) -> Shaping:
 
 
 def advantages_of(config: Config, scores: Float64Array, groups: Int64Array) -> Float64Array:
-    """Compute advantages ``[S]`` by the configured estimator."""
+    """Compute advantages ``[S]`` by the configured estimator, before a whole rollout's scale."""
     rule = config.advantage
+    if rule.estimator == "batch":
+        return scores
     if rule.estimator == "leave-one-out":
         return leave_one_out_advantages(scores, groups)
-    return group_advantages(scores, groups, ddof=rule.ddof, eps=rule.eps, scale=rule.scale)
+    return group_advantages(scores, groups, ddof=rule.ddof, eps=rule.eps, scale=rule.scale == "group")

@@ -53,6 +53,7 @@ def provenance(run: Run, version: int, sampling: Sampling) -> Provenance:
         sampling=sampling,
         logprobs_mode=run.config.logprobs_mode,
         logprobs_dtype=run.generator_dtype,
+        template_digest=run.template_digest,
     )
 
 

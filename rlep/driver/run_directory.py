@@ -38,6 +38,7 @@ CHANGEABLE = (
         "run.directory",
         "rollout.deadline_s",
         "replay.idle_steps",
+        "replay.other_template",
         "update.idle_steps",
         "evaluation.",
         "data.evaluation",
@@ -62,14 +63,14 @@ CHANGEABLE = (
 
 ``run.steps`` is fixed where ``replay.schedule`` or ``update.schedule`` depends on it."""
 
-FIXED = ("learner.lora_", "verifier.profile", "verifier.correct_at")
+FIXED = ("learner.lora_", "verifier.profile", "verifier.correct_at", "verifier.answer_after")
 """Exceptions that may not: they are part of the model, or decide the rewards."""
 
 ACCEPTABLE = {
     "data": ("data.",),
     "tokenizer": (),
     "pool": ("pool.name",),
-    "template": ("model.chat_template", "model.system_prompt"),
+    "template": ("model.chat_template", "model.system_prompt", "model.template"),
     "update": ("update.", "loss."),
 }
 """``checkpoint.accept`` → which keys may differ then, beside the digest."""
@@ -87,7 +88,7 @@ class Facts:
     data: dict[str, object] = field(default_factory=dict)
     """Rows read, merged and filtered."""
     template_digest: str = ""
-    """Of the chat template, and of what else makes a prompt of a question."""
+    """``Tokenizer.template_digest``."""
 
 
 WRITTEN_LATER = ("logs", "timeline.json", "rollouts")

@@ -90,7 +90,7 @@ def tokens_computed(outcome: StepOutcome) -> dict[str, int]:
     ``replay.selection``), ``trained`` with gradient; sequences out of the loss are not computed.
     """
     lengths = [(np.diff(batch.offsets), batch.computed) for batch in outcome.batches]
-    trained = sum(int(tokens[computed].sum()) for tokens, computed in lengths)
+    trained = sum(int(tokens[computed].sum()) for tokens, computed in lengths) * outcome.step.run.config.update.epochs
     scored = outcome.step.candidate_tokens
     if not outcome.supervised:
         scored += sum(int(tokens.sum()) for tokens, _ in lengths)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rlep.algorithms.mixing import mix
 from rlep.core.types import Group, Prompt, Request, SequenceBatch, Trajectory, UpdateOutcome
 from rlep.driver.context import Step
-from rlep.driver.mini_batch import mini_batch, with_old_logprobs
+from rlep.driver.mini_batch import mini_batches, with_old_logprobs
 from rlep.driver.replays import count_wanted, draw_replays
 from rlep.driver.rollout import bars, training_requests
 from rlep.driver.tasks import together
@@ -53,15 +53,15 @@ class StepOutcome:
 async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | None = None) -> StepOutcome:
     """Train on one rollout of ``prompts`` under policy version k; leaves every generator at k + 1."""
     run, k, clock = step.run, step.number, step.clock
-    learner, weights, size = step.trainers.learner, step.trainers.weights, run.config.update.prompts
+    learner, weights = step.trainers.learner, step.trainers.weights
     with clock.phase("step"):
         groups = await (groups_of or mix_groups)(step, prompts)
-        batches = [mini_batch(run, groups[start : start + size]) for start in range(0, len(groups), size)]
+        batches = mini_batches(run, groups)
         with clock.phase("score"):  # all at θ_k
             scored = [with_old_logprobs(run, ready, await learner.score(ready.batch)) for ready in batches]
-        updates = []
-        with clock.phase("update"), run.progress.phase("update", len(scored), "updates") as advance:
-            for ready in scored:  # P/B optimizer steps, equation 4
+        updates, passes = [], scored * run.config.update.epochs
+        with clock.phase("update"), run.progress.phase("update", len(passes), "updates") as advance:
+            for ready in passes:  # P/B optimizer steps, equation 4
                 updates.append(await learner.update(ready.batch, rollout=k))
                 advance(1)
         with clock.phase("publish"):
@@ -108,6 +108,7 @@ def mix_group(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: 
         fresh_count=config.rollout.fresh - replaced,
         max_replays=wanted,
         tokenizer_digest=step.run.tokenizer_digest,
+        template_digest="" if config.replay.other_template == "render" else step.run.template_digest,
         vocabulary=step.run.vocabulary,
         max_tokens=config.rollout.max_tokens,
         max_staleness=config.rollout.max_staleness,

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from rlep.algorithms.corrections import corrected, correction_metrics
 from rlep.algorithms.loss_values import SOURCES
-from rlep.algorithms.rollout_stats import RolloutStats, importance_weights, part_means, rollout_stats, token_staleness
+from rlep.algorithms.rollout_stats import RolloutStats, part_means, rollout_stats, token_staleness
 from rlep.algorithms.shaping import rewards
 from rlep.core.types import LATENCY_BOUNDS, STATUSES, Group, UpdateCost, UpdateOutcome, Verdict
 from rlep.driver.mini_batch import shaping_of
@@ -163,14 +164,17 @@ def _staleness(outcome: StepOutcome, groups: Sequence[Group]) -> dict[str, Metri
 
 
 def _correction(outcome: StepOutcome) -> dict[str, MetricValue]:
-    """The importance weights that the loss puts on the fresh tokens."""
-    cap = outcome.step.run.config.loss.tis_cap
-    if cap is None:
-        return {}
-    weights = np.concatenate([importance_weights(ready.batch, cap) for ready in outcome.mini_batches])
-    if not len(weights):
-        return {}
-    return {"tis/weight": float(weights.mean()), "tis/truncated": float((weights == cap).mean())}
+    """The importance weights and masks that the loss puts on the tokens of each source."""
+    config = outcome.step.run.config
+    values: dict[str, MetricValue] = {}
+    for source, rule, replayed in zip(
+        SOURCES, (config.loss.correction, config.replay.correction), (False, True), strict=True
+    ):
+        batches = [batch for batch in outcome.batches if (batch.trained & (batch.replayed == replayed)).any()]
+        if rule is not None and batches:
+            parts = [corrected(batch, rule, replayed=replayed) for batch in batches]
+            values |= correction_metrics(parts, source)
+    return values
 
 
 def update_metrics(updates: Sequence[UpdateOutcome], *, supervised: bool = False) -> dict[str, MetricValue]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlep.config.schema import ModelConfig
 from rlep.core.errors import ModelError
 from rlep.core.thinking import MARK, opened
 from rlep.core.types import Int32Array, Message
@@ -24,10 +26,10 @@ SPLIT_SAMPLE = "Ann has 8 bags of 7 pens.\n\n  How many?  \\boxed{x^2 + 1.5} \u2
 
 
 class Tokenizer:
-    """The tokenizer of one model directory; made by ``load_tokenizer``."""
+    """The tokenizer of one model directory, and how ``[model]`` makes a prompt of a question; made by ``load_tokenizer``."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, backend: Any, model: ModelConfig) -> None:
+        self._backend, self._model = backend, model
 
     @property
     def backend(self) -> Any:
@@ -73,40 +75,44 @@ class Tokenizer:
         digest.update(f"eos:{self.eos_id}".encode())
         return digest.hexdigest()
 
-    def template_digest(self, *, chat_template: bool = True) -> str:
+    @cached_property
+    def template_digest(self) -> str:
         """Hash (32 hex digits) of what makes a prompt of a question beside the vocabulary.
 
-        That is the template, the tokens it may name, how a text is split, and, without a template, what is put around it.
+        That is the template and its variables, the tokens it may name, the system message, how a text is split, and, without
+        a template, what is put around it.
         """
-        backend = self._backend
+        backend, model = self._backend, self._model
         names = (backend.bos_token, backend.eos_token, backend.pad_token, backend.unk_token)
-        split = backend.encode(SPLIT_SAMPLE, add_special_tokens=not chat_template)
-        parts = (self._template() if chat_template else None, names, split)
-        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16, person=b"rlep.template").hexdigest()
+        split = backend.encode(SPLIT_SAMPLE, add_special_tokens=not model.chat_template)
+        parts = (self._template if model.chat_template else None, names, split, model.system_prompt, model.template)
+        encoded = json.dumps(parts, sort_keys=True).encode()
+        return hashlib.blake2b(encoded, digest_size=16, person=b"rlep.template").hexdigest()
 
     @property
     def dated(self) -> bool:
         """Tell whether the chat template writes the present date or time into prompts, so that they differ from day to day."""
-        template = self._backend.chat_template
-        return "strftime_now" in (template if isinstance(template, str) else json.dumps(template))
+        return self._model.chat_template and "strftime_now" in self._template
 
-    def encode_prompt(
-        self, messages: Sequence[Message], *, chat_template: bool = True, system: str | None = None
-    ) -> Int32Array:
+    @property
+    def appends_eos(self) -> bool:
+        """Tell whether the tokenizer ends texts in an EOS, which a prompt without template is given without."""
+        return not self._model.chat_template and bool(self._backend.encode(SPLIT_SAMPLE)[-1] == self.eos_id)
+
+    def encode_prompt(self, messages: Sequence[Message]) -> Int32Array:
         """Token ids the model is shown, ready to be continued by its response, ``[prompt_length]``.
 
-        Args:
-            messages: the question.
-            chat_template: apply the model's chat template; without it the contents are joined by blank lines.
-            system: a system message put first, where the question has none of its own.
+        By ``[model]``: the chat template renders the question, after ``system_prompt`` where it has no system message of its
+        own; without a template the contents are joined by blank lines.
 
         Raises:
-            ModelError: the template is asked for and the tokenizer has none, or it fails with these messages, or it ends
-                them with the EOS.
+            ModelError: the template is asked for and there is none, or it fails with these messages, or it ends them with the
+                EOS.
         """
+        system = self._model.system_prompt
         if system is not None and (not messages or messages[0].role != "system"):
             messages = (Message("system", system), *messages)
-        if chat_template:
+        if self._model.chat_template:
             ids = self._backend.encode(self._render(messages), add_special_tokens=False)
             if ids and ids[-1] == self.eos_id:
                 raise ModelError(
@@ -149,42 +155,64 @@ class Tokenizer:
     def _name(self) -> str:
         return str(self._backend.name_or_path)
 
+    @cached_property
     def _template(self) -> str:
-        """The chat template of a prompt. Raises ``ModelError`` where there is none."""
+        """The chat template of a prompt. Raises ``ModelError`` where there is none, or a variable that it does not read."""
+        file = self._model.template_file
+        try:
+            template = self._own_template() if file is None else file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"model.template_file = {file} cannot be read: {error}") from error
+        for name in self._model.template:
+            if not re.search(rf"\b{re.escape(name)}\b", template):
+                raise ModelError(
+                    f"model.template.{name}: {file or self._name}: the chat template reads no variable of this name; leave it "
+                    "out, or see what the template calls it"
+                )
+        return template
+
+    def _own_template(self) -> str:
         template = self._backend.chat_template
         if isinstance(template, dict):
             if "default" not in template:
                 raise ModelError(
                     f"{self._name}: the tokenizer has the chat templates {', '.join(sorted(template))} and none is named "
-                    "default: name one so, or turn the chat template off (model.chat_template = false)"
+                    "default: name one so, give one as model.template_file, or turn the chat template off "
+                    "(model.chat_template = false)"
                 )
             template = template["default"]
         if template is None:
             raise ModelError(
                 f"{self._name}: the tokenizer has no chat template; turn the chat template off "
-                "(model.chat_template = false), or add one to its tokenizer_config.json"
+                "(model.chat_template = false), or give one as model.template_file"
             )
         return str(template)
 
     def _render(self, messages: Sequence[Message]) -> str:
         from jinja2 import TemplateError
 
-        template = self._template()
+        name, template = self._model.template_file or self._name, self._template
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return str(
                 self._backend.apply_chat_template(
-                    conversation, chat_template=template, tokenize=False, add_generation_prompt=True
+                    conversation,
+                    chat_template=template,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **self._model.template,
                 )
             )
         except TemplateError as error:
-            raise ModelError(f"{self._name}: the chat template refuses a prompt: {error}") from error
+            raise ModelError(f"{name}: the chat template refuses a prompt: {error}") from error
         except TEMPLATE_FAULTS as error:
-            raise ModelError(f"{self._name}: the chat template fails with a prompt: {error!r}") from error
+            raise ModelError(f"{name}: the chat template fails with a prompt: {error!r}") from error
 
 
-def load_tokenizer(model_dir: Path) -> Tokenizer:
+def load_tokenizer(model_dir: Path, model: ModelConfig | None = None) -> Tokenizer:
     """The tokenizer of a local model directory; nothing is downloaded and no code of the directory is run.
+
+    ``model``: the section ``[model]``, which says how prompts are made; without it, by the chat template as it is.
 
     A ``tokenizer.json`` is used as it stands. ``AutoTokenizer`` would replace the file's splitting rules by those of the
     model type: with a ``qwen2`` config it silently turns any other tokenizer's text into wrong ids.
@@ -201,7 +229,7 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         raise ModelError(f"{model_dir}: the tokenizer cannot be read: {error}") from error
     if backend.eos_token_id is None:
         raise ModelError(f"{model_dir}: the tokenizer names no EOS token, so no response could end")
-    return Tokenizer(backend)
+    return Tokenizer(backend, model or ModelConfig())
 
 
 def _loader(model_dir: Path) -> Any:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 
 from rlep.core.errors import DataError
 from rlep.core.hub_names import HubData, hub_data
 from rlep.core.plural import named
-from rlep.hub.repository import Repository
-
-CONVERSION = "refs/convert/parquet"
-"""Branch on which the hub keeps each data set as Parquet, made without code of ours or the data set's."""
+from rlep.hub.client import Phase
+from rlep.hub.repository import CONVERSION, Repository
 
 
 def pin_data(path: Path) -> Path:
@@ -20,7 +19,7 @@ def pin_data(path: Path) -> Path:
     return path if data is None else Path(str(_pinned(data)))
 
 
-def data_files(path: Path) -> list[Path]:
+def data_files(path: Path, *, phase: Phase | None = None) -> list[Path]:
     """Return the files that ``path`` names, in their order; those of the hub are downloaded unless they are here.
 
     Raises ``DataError`` saying why there are none.
@@ -34,7 +33,7 @@ def data_files(path: Path) -> list[Path]:
         for name in repository.files(str(data.commit))
         if name.startswith(f"{folder}/") and name.endswith(".parquet")
     ]
-    root = repository.snapshot(str(data.commit), [f"{folder}/*.parquet"])
+    root = repository.snapshot(str(data.commit), [f"{escape(folder)}/*.parquet"], phase=phase)
     return [root / name for name in files]
 
 
@@ -48,6 +47,8 @@ def _pinned(data: HubData) -> HubData:
         match name.split("/"):
             case [subset, split, file] if file.endswith(".parquet"):
                 splits.setdefault(subset, set()).add(split)
+    if not splits:
+        raise DataError(f"{data}: the hub's Parquet copy of it is empty: download the data set, and name its files")
     usual = "default" if "default" in splits or len(splits) != 1 else next(iter(splits))
     chosen = data.subset or usual
     if chosen not in splits:

@@ -5,18 +5,22 @@ A pinned config says the same on every machine and for ever: it is what a run re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rlep.config.schema import Config, ModelConfig
 from rlep.core.errors import ConfigError, ModelError
 from rlep.core.hub_names import hub_data, is_commit, is_model_id
+from rlep.hub.client import Phase
 from rlep.hub.data_files import data_files, pin_data
-from rlep.hub.repository import DOUBLE, NESTED, Repository
+from rlep.hub.repository import DOUBLE, NESTED, Repository, chosen
 
 TEXTS = ("*.json", "*.jinja", "merges.txt", "tokenizer.model")
 """Config, tokenizer and template."""
 WEIGHTS = ("*.safetensors",)
+INDEX = "model.safetensors.index.json"
+"""File of each weight, where there are several files."""
 
 
 def pin(config: Config) -> Config:
@@ -30,25 +34,31 @@ def pin(config: Config) -> Config:
     return config.with_values(model={"revision": _pinned(config.model)}, data=sets)
 
 
-def resolve(config: Config, note: Callable[[str], None], *, check: Callable[[Config], None] | None = None) -> Config:
+def resolve(
+    config: Config,
+    note: Callable[[str], None],
+    *,
+    check: Callable[[Config], None] | None = None,
+    phase: Phase | None = None,
+) -> Config:
     """Return ``config`` pinned, with all that it names on this machine; raises as ``pin``.
 
-    ``check`` is shown the pinned config, and may refuse it before anything is downloaded.
+    ``check`` is shown the pinned config, and may refuse it before anything is downloaded; downloads move bars of ``phase``.
     """
     pinned = pin(config)
     if check is not None:
         check(pinned)
     if pinned.model.revision:
         note(f"model: {model_text(pinned.model)}")
-        model_directory(pinned.model)
+        model_directory(pinned.model, phase=phase)
     for path in (*pinned.data.train_paths, *pinned.data.evaluation):
         if hub_data(path):
             note(f"data: {path}")
-            data_files(path)
+            data_files(path, phase=phase)
     return pinned
 
 
-def model_directory(model: ModelConfig, *, weights: bool = True) -> Path:
+def model_directory(model: ModelConfig, *, weights: bool = True, phase: Phase | None = None) -> Path:
     """Return the model's directory on this machine; one of the hub is downloaded unless it is here.
 
     Without ``weights`` its texts suffice: a tokenizer is at hand without gigabytes.
@@ -56,7 +66,7 @@ def model_directory(model: ModelConfig, *, weights: bool = True) -> Path:
     revision = _pinned(model)
     if revision is None:
         return model.path
-    return download_model(str(model.path), revision, weights=weights)
+    return download_model(str(model.path), revision, weights=weights, phase=phase)
 
 
 def model_text(model: ModelConfig) -> str:
@@ -64,12 +74,32 @@ def model_text(model: ModelConfig) -> str:
     return f"{model.path} of the hub, commit {model.revision}" if model.revision else str(model.path)
 
 
-def download_model(name: str, commit: str, *, weights: bool = True) -> Path:
+def download_model(name: str, commit: str, *, weights: bool = True, phase: Phase | None = None) -> Path:
     """Return the directory of a model at a commit. Raises ``ModelError`` saying why there is none."""
     repository = Repository("model", name)
-    if weights and not any(file.endswith(".safetensors") for file in repository.files(commit)):
+    left_out = [*NESTED, *DOUBLE]
+    if not weights:
+        return repository.snapshot(commit, TEXTS, left_out)
+    files = repository.files(commit)
+    there = chosen(files, WEIGHTS, left_out)
+    if not there:
         raise ModelError(f"{name} at {commit} has no *.safetensors weights; other formats are not read")
-    return repository.snapshot(commit, [*TEXTS, *(WEIGHTS if weights else ())], [*NESTED, *DOUBLE])
+    if INDEX in files:
+        check_index(repository.snapshot(commit, TEXTS, left_out), there)
+    return repository.snapshot(commit, [*TEXTS, *WEIGHTS], left_out, phase=phase)
+
+
+def check_index(directory: Path, there: Collection[str]) -> None:
+    """Raise ``ModelError`` where a model's weights are to be in files that are not ``there``, in the directory or on the hub."""
+    index = directory / INDEX
+    if not index.is_file():
+        return
+    try:
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} cannot be read: {error!r}") from None
+    if lacking := sorted(named.difference(there)):
+        raise ModelError(f"{index} names {lacking[0]}, which is not there: the model is not whole")
 
 
 def _pinned(model: ModelConfig) -> str | None:

@@ -34,8 +34,6 @@ from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.storage.scan import trajectory_of
 from rlep.services.pool.values import UNCAPPED, PoolStats
 
-TEMPLATE = "template"
-"""Key of the metadata that names what makes a prompt of a question."""
 PAUSE_S = 60.0
 """After a call that a server did not answer: the time until the next one, and between two lines about it."""
 _log = logging.getLogger(__name__)
@@ -52,7 +50,7 @@ class Origin:
     """Its name, the same in all processes and when it is resumed; of another run in the same pool another one."""
     tokenizer_digest: str
     template_digest: str = ""
-    """Of what makes a prompt of a question; empty: not known."""
+    """Of what makes a prompt of a question (``Tokenizer.template_digest``); empty: not known."""
     vocabulary: int | None = None
     """Rows of the model's embedding."""
     max_tokens: int | None = None
@@ -305,11 +303,12 @@ class Replayer:
         return member.provenance.policy_version if member.provenance.policy_digest == self._origin.run else -1
 
     def _check_template(self, member: Trajectory) -> None:
-        theirs, ours = member.metadata.get(TEMPLATE, ""), self._origin.template_digest
-        if theirs and ours and theirs != ours:
+        ours = self._origin.template_digest
+        if self._rule.other_template == "refuse" and member.provenance.prompted_otherwise(ours):
             raise PoolError(
-                f"pool {self._pool.name} holds responses to prompts of chat template {theirs}; this run's is {ours}. "
-                "Use another pool name, or the template and its arguments that filled it"
+                f"pool {self._pool.name} holds responses to prompts of chat template {member.provenance.template_digest}; this "
+                f"run's is {ours}. Use another pool name, or the template and its arguments that filled it; "
+                'other_template="render" trains them after this run\'s prompts'
             )
 
     def _trajectory(self, step: int, row: Row) -> Trajectory:
@@ -328,10 +327,10 @@ class Replayer:
                 origin.sampling,
                 origin.logprobs_mode,
                 origin.logprobs_dtype,
+                origin.template_digest,
             ),
             created_at=time.time(),
             sample_id=f"{origin.run}/{step}",
-            metadata={TEMPLATE: origin.template_digest} if origin.template_digest else {},
         )
 
     def _count(self, step: int, drawn: Replays, wanted: Sequence[str]) -> None:

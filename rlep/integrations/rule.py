@@ -12,7 +12,7 @@ from rlep.methods.replay_method import ReplayMethod, load_method, settings_of
 
 CHOICE = (
     *("method", "options", "count", "schedule", "source", "selection", "per_question", "max_age", "age_decay"),
-    *("minimum", "start_step", "only_below"),
+    *("minimum", "start_step", "only_below", "other_template"),
 )
 """Keys that another trainer takes."""
 UNKNOWN_TO_TRAINERS = {

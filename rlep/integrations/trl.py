@@ -15,9 +15,7 @@ With vLLM it also corrects for the sampler by min(π0/μ, cap); a replay's μ is
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +23,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlep.algorithms.loss_values import incomparable
+from rlep.algorithms.loss_values import Scoring, incomparable
+from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError
 from rlep.core.types import Float32Array, Sampling, Trajectory, prompt_id_of, question_text
 from rlep.engines.tokenizer import Tokenizer
@@ -92,6 +91,7 @@ class TrlReplay:
         self._function, self._success = "", 1.0
         self._replayer: Replayer | None = None
         self._references: dict[str, str] = {}
+        self._scoring = Scoring("")
         self._batch: _Batch | None = None
         self._asked = False
 
@@ -140,11 +140,9 @@ class TrlReplay:
             fields, size = {name: [values[row] for row in rows] for name, values in fields.items()}, 1
         generated, logprobs = trainer._generate_single_turn([prompt_ids[row] for row in rows], images, fields, size)
         result = {"prompt_ids": prompt_ids, "completion_ids": generated, "logprobs": logprobs}
-        return result if self._batch is None else result | self._joined(self._batch, rows, result, trainer.temperature)
+        return result if self._batch is None else result | self._joined(self._batch, rows, result)
 
-    def _joined(
-        self, batch: _Batch, rows: Sequence[int], generated: Mapping[str, Any], temperature: float
-    ) -> dict[str, Any]:
+    def _joined(self, batch: _Batch, rows: Sequence[int], generated: Mapping[str, Any]) -> dict[str, Any]:
         """Tokens and log-probs of all rows: of the replays, and of the ``rows`` that were generated."""
         tokens = dict(zip(rows, generated["completion_ids"], strict=True))
         sampled = None if generated["logprobs"] is None else dict(zip(rows, generated["logprobs"], strict=True))
@@ -152,7 +150,7 @@ class TrlReplay:
             if replay is not None:
                 tokens[row] = replay.tokens.tolist()
                 if sampled is not None:
-                    sampled[row] = self._logprobs(replay, temperature)
+                    sampled[row] = self._logprobs(replay)
         order = range(len(batch.replays))
         batch.logprobs.extend(() if sampled is None else (sampled[row] for row in order))
         return {"completion_ids": [tokens[row] for row in order], "logprobs": [*batch.logprobs] or None}
@@ -187,9 +185,8 @@ class TrlReplay:
             raise ConfigError(f"train_dataset has no prompt {question!r:.80} with a column {self._reference}")
         return prompt_id_of(question, self._references[question])
 
-    def _logprobs(self, replay: Trajectory, temperature: float) -> list[float]:
-        digest = replay.provenance.tokenizer_digest
-        if not self._stored or replay.logprobs is None or incomparable(replay, digest, temperature):
+    def _logprobs(self, replay: Trajectory) -> list[float]:
+        if not self._stored or replay.logprobs is None or incomparable(replay, self._scoring):
             return [float("nan")] * len(replay.tokens)
         return list(map(float, replay.logprobs))
 
@@ -232,20 +229,15 @@ class TrlReplay:
     def _made(self, trainer: Any, prompt: Any) -> Replayer:
         """The replayer of a trainer, whose settings are known at its first rollout. Raises ``ConfigError``."""
         self._check(trainer)
-        settings, tokenizer = (
-            trainer.args,
-            Tokenizer(getattr(trainer.processing_class, "tokenizer", trainer.processing_class)),
-        )
+        settings, backend = trainer.args, getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         if self._reference is not None:
             self._references = _references(trainer.train_dataset, self._reference)
-        template = tokenizer.template_digest(chat_template=not isinstance(prompt, str))
-        if trainer.chat_template_kwargs:
-            parts = json.dumps([template, trainer.chat_template_kwargs], sort_keys=True, default=str)
-            template = hashlib.blake2b(parts.encode(), digest_size=16, person=b"rlep.template").hexdigest()
+        tokenizer = Tokenizer(backend, _prompting(prompt, str(backend.chat_template), trainer.chat_template_kwargs))
+        self._scoring = Scoring(tokenizer.digest, tokenizer.template_digest, float(trainer.temperature))
         origin = Origin(
             self._run or settings.run_name or Path(settings.output_dir).name,
             tokenizer.digest,
-            template,
+            tokenizer.template_digest,
             vocabulary=trainer.model.config.get_text_config().vocab_size,
             max_tokens=trainer.max_completion_length,
             limit="max_completion_length",
@@ -307,6 +299,13 @@ def _rows_to_generate(trainer: Any, replays: Sequence[Trajectory | None]) -> lis
         most = max(gather_object([most]))
     others = [row for row, replay in enumerate(replays) if replay is not None]
     return sorted(fresh + others[: most - len(fresh)])
+
+
+def _prompting(prompt: Any, template: str, variables: Mapping[str, Any]) -> ModelConfig:
+    """A trainer's way to make a prompt of a question, as rlep names its own; variables that the template reads count."""
+    if isinstance(prompt, str):
+        return ModelConfig(chat_template=False)
+    return ModelConfig(template={name: value for name, value in variables.items() if name in template})
 
 
 def _sampling(trainer: Any) -> Sampling:

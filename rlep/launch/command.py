@@ -51,7 +51,8 @@ def resolve_names(config: Config, phase: str, progress: Progress) -> Config:
 
     Raises ``ConfigError`` naming both, ``ModelError`` or ``DataError`` saying why a name stands for nothing.
     """
-    return resolve(config, progress.note, check=partial(refuse_other_run, config.run.directory, phase))
+    unlike = partial(refuse_other_run, config.run.directory, phase)
+    return resolve(config, progress.note, check=unlike, phase=progress.phase)
 
 
 def train_set(inputs: Inputs) -> PromptSet:
@@ -71,7 +72,7 @@ def open_run(config: Config, inputs: Inputs, phase: str, progress: CommandProgre
         tokenizer_digest=inputs.tokenizer.digest,
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},
-        template_digest=inputs.template_digest,
+        template_digest=inputs.tokenizer.template_digest,
     )
     store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config, progress))
     store.events.log("data_loaded", None, **facts.data)
@@ -121,7 +122,7 @@ def run_of(config: Config, inputs: Inputs, generators: Generators, verifiers: Ve
         policy_digest=f"{config.run.name}:{weights}",
         generator_dtype=config.generator.compute_dtype,
         vocabulary=inputs.vocabulary,
-        template_digest=inputs.template_digest,
+        template_digest=inputs.tokenizer.template_digest,
     )
 
 

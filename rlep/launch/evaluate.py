@@ -92,7 +92,7 @@ def evaluate(
         "data": config.data.model_copy(update={"evaluation": tuple(data)}),
         "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
     }
-    config = resolve(config.model_copy(update=sections), progress.note)
+    config = resolve(config.model_copy(update=sections), progress.note, phase=progress.phase)
     subject = Subject(config, "evaluate")
     inputs = check_inputs(subject, progress.note)
     check_start(subject, progress.note)

@@ -65,6 +65,10 @@ def check_supervised(config: Config) -> None:
         raise ConfigError(f'sft generates nothing: replay.source = "{config.replay.source}" needs `rlep train`')
     if config.replay.failed:
         raise ConfigError("sft imitates every response it is given: set replay.failed = 0")
+    if config.update.epochs > 1:
+        raise ConfigError(
+            "sft draws responses anew in every step: set update.epochs = 1, and run.steps for more passes"
+        )
 
 
 async def _train(

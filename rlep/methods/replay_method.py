@@ -47,7 +47,7 @@ class ReplayMethod:
     replays: ClassVar[Mapping[str, Any]] = {}
     """Keys of ``[replay]`` that choose replays, e.g. ``source``, ``count``, ``group``: defaults that configurations override."""
     terms: ClassVar[Mapping[str, Any]] = {}
-    """Keys of ``[replay]`` that weigh replayed tokens in the loss: ``old_logprobs``, ``is_cap``, ``shaping``, ``weight``."""
+    """Keys of ``[replay]`` that weigh replayed tokens in the loss: ``old_logprobs``, ``correction``, ``shaping``, ``weight``."""
 
     def __init__(self, *, seed: int = 0, fresh: int = 1, options: Mapping[str, float] | None = None) -> None:
         """``seed`` of the run; ``fresh``: G, responses to a prompt; ``options``: other values of the class's numbers.

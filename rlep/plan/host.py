@@ -54,7 +54,8 @@ def plan_host(config: Config, shape: ModelShape, *, learns: bool = True) -> Host
     rank, ranks = plan_learner(config, shape), learner.ranks
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets)
     weights = shape.parameters * width_of(learner.dtype, learner.gpus)  # in model/, in the compute type
-    trained = TRAINER_WIDTH * (adapters or shape.parameters)  # in trainer/
+    held = TRAINER_WIDTH + 4 * bool(config.loss.kl_reset)  # a reference that is reset is kept too
+    trained = held * (adapters or shape.parameters)  # in trainer/
     shared = generator.transfer == "shared_memory"
     kept = max(rank.host_bytes, rank.asleep_bytes if config.cluster.placement == "colocated" else 0)
     processes += RANK_BYTES * ranks

@@ -211,7 +211,7 @@ def _step(config: Config, known: Known) -> StepPlan:
         fresh=rollout.fresh,
         replays=replays,
         sequences=sequences,
-        updates=rollout.prompts // update.prompts,
+        updates=config.updates_per_step,
         prompts_per_update=update.prompts,
         sequences_per_update=update.prompts * (rollout.fresh + added),
         sampled_at_most=rollout.prompts * rollout.fresh * refills,

@@ -61,7 +61,7 @@ async def test_tokens_are_within_the_bound_and_their_log_probs_those_of_their_ve
 ) -> None:
     overrides = [*small_task(tmp_path), f'run.directory="{tmp_path / "run"}"', "run.name=stale", "cluster.cpus=4"]
     overrides += [f"run.steps={STEPS}", f"rollout.fresh={FRESH}", "replay.count=0", "generator.max_sequences=8"]
-    overrides += ["rollout.max_staleness=1", f"rollout.partial={partial}", "loss.tis_cap=2"]
+    overrides += ["rollout.max_staleness=1", f"rollout.partial={partial}", 'loss.correction={weight="token",cap=2}']
     # Rewards that fall with every token: each group has a gradient, whatever the base model gets right.
     overrides += ["update.lr=1e-3", "reward.overlong_buffer=47", f"generator.count={2 if killed else 1}"]
     config = load_config([BASE], overrides)
@@ -94,7 +94,7 @@ async def test_tokens_are_within_the_bound_and_their_log_probs_those_of_their_ve
         assert line["rollout/samples"] == PROMPTS * FRESH
         assert line["staleness/stale"] == pytest.approx(count / line["rollout/tokens"])
         assert line["weights/logprob_difference"] <= 1e-4
-        assert 0.5 < line["tis/weight"] <= 2
+        assert 0.5 < line["correction/weight/fresh"] <= 2
     assert max(line["staleness/max"] for line in lines) == 1
-    gaps = [abs(line["tis/weight"] - 1) for line in lines]
+    gaps = [abs(line["correction/weight/fresh"] - 1) for line in lines]
     assert max(gaps[1:]) > gaps[0], "on-policy tokens need no correction"

@@ -3,6 +3,7 @@
 In a process of its own, whose token Ray reads once.
 
 It writes to ``found.json`` the nodes of the bundles and of the pools, the weights that each node had, and what was served.
+The model is one of a hub, which the test runs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.types import Request, Sampling
 from rlep.engines.weights.weight_update import SharedMemoryWeights, WeightUpdate
+from rlep.hub.resolve import resolve
 from rlep.launch.roles import run_actors
 from rlep.services.pool.values import PoolPlace
 from tests.cluster.own_cluster import run_on_own_cluster
@@ -44,7 +46,8 @@ async def node_of_pool(cluster: Cluster, home: Path, number: int) -> str:
 async def published_twice(home: Path, address: str) -> dict[str, Any]:
     """Two versions, and a response of each generator under the second."""
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', f'cluster.address="{address}"', *ROLES]
-    config = load_config([BASE], [*overrides, "run.name=two-nodes", "cluster.placement=colocated"])
+    named = [*overrides, "run.name=two-nodes", "cluster.placement=colocated", "model.path=org/tiny"]
+    config = resolve(load_config([BASE], named), lambda _: None)
     inputs = read_inputs(config)
     assert inputs.train is not None
     offers: list[WeightUpdate] = []
@@ -82,8 +85,8 @@ async def published_twice(home: Path, address: str) -> dict[str, Any]:
 
 
 async def on_both(home: Path, cluster: RayCluster) -> dict[str, Any]:
-    """With a second node."""
-    cluster.add_node(num_cpus=1)
+    """With a second node, which has a cache of the hub of its own."""
+    cluster.add_node(num_cpus=1, env_vars={"HF_HOME": str(home / "second")})
     cluster.wait_for_nodes()
     return await published_twice(home, cluster.address)
 

@@ -174,6 +174,10 @@ def test_settings_that_cannot_go_together_are_refused(
 
 def test_sft_needs_replays(config: str, overrides: list[str]) -> None:
     assert mistake(arguments("sft", config, overrides)).startswith("sft trains on replays: set replay.count")
+    twice = [*overrides, "replay.count=2", "update.epochs=2"]
+    assert mistake(arguments("sft", config, twice)).startswith(
+        "sft draws responses anew in every step: set update.epochs"
+    )
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ import ray
 from typer.testing import CliRunner, Result
 
 from rlep import Verdict, load_tokenizer, trajectory_from_text
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject, read_inputs
+from rlep.check.pool_checks import check_replays
 from rlep.check.suite import findings
 from rlep.cli import app
 from rlep.config.settings import load_config
+from rlep.core.errors import PoolError
 from rlep.driver.run_state import RunState
 from rlep.metrics.logs import EventLog
 from rlep.services.pool.rpc.places import served
@@ -277,6 +280,31 @@ def test_a_pool_with_fewer_responses_to_each_question_than_a_draw_needs_is_named
             f"error: no question of pool pool has the {least} responses that a draw needs (replay.minimum): "
             "collect more, or set replay.minimum=1\n",
         )
+
+
+def test_a_pool_of_responses_to_prompts_made_otherwise_is_refused_or_by_option_taken(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    """Responses to three questions: one sampled after this run's prompts, one after others, one that does not say."""
+    place = [*overrides, "replay.count=2", "replay.minimum=1", f'pool.directory="{tmp_path / "pool"}"']
+    subject = Subject(load_config([], place))
+    tokenizer, prompts = subject.tokenizer, subject.train
+    assert prompts is not None
+    verdict, made = Verdict("correct", "2", verifier="mine", version="1"), []
+    for row, digest in zip(ROWS, (tokenizer.template_digest, "another", ""), strict=False):
+        question = [{"role": "user", "content": row["problem"]}]
+        stored = trajectory_from_text(tokenizer, question, row["answer"], row["answer"], verdict)
+        made.append(replace(stored, provenance=replace(stored.provenance, template_digest=digest)))
+    with served(PoolPlace(None, tmp_path / "pool", "pool")) as pool:
+        assert pool.add(made).inserted == 3
+    with pytest.raises(
+        PoolError,
+        match=rf"^pool pool: 1 of 3 responses looked at answer prompts made by template another, this run\'s are by "
+        rf'{tokenizer.template_digest}: set model\.template, .*, or replay\.other_template = "render"',
+    ):
+        check_replays(subject.config, tokenizer, prompts)
+    taken = load_config([], [*place, "replay.other_template=render"])
+    assert check_replays(taken, tokenizer, prompts) == "pool: responses to 3 of 4 training questions"
 
 
 def test_a_finished_run_has_nothing_to_do(config: str, overrides: list[str], tmp_path: Path) -> None:

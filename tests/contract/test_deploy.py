@@ -297,6 +297,20 @@ def test_only_the_head_has_the_password_of_redis() -> None:
         assert compose[name]["secrets"][0]["source"] == "ray_token"
 
 
+def test_only_the_head_has_a_token_of_the_hub_and_all_see_what_it_downloads() -> None:
+    containers = {group: template["spec"]["containers"][0] for group, template in ray_pods()}
+    assert [group for group, container in containers.items() if "HF_TOKEN" in json.dumps(container)] == ["head"]
+    (token,) = [held for held in containers["head"]["env"] if held["name"] == "HF_TOKEN"]
+    assert token["valueFrom"]["secretKeyRef"]["optional"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert [name for name, service in compose.items() if "HF_TOKEN" in json.dumps(service)] == ["head"]
+    (home,) = re.findall(r"HF_HOME=(\S+)", (DEPLOY / "Dockerfile").read_text())
+    for container in containers.values():
+        (volume,) = [at["name"] for at in container["volumeMounts"] if at["mountPath"] == str(Path(home).parent)]
+        assert volume == "work"
+    assert all(f"work:{Path(home).parent}" in compose[name]["volumes"] for name in ("head", "worker"))
+
+
 def test_images_of_others_are_pinned_by_digest() -> None:
     files = [DEPLOY / "Dockerfile", DEPLOY / "compose.yaml", *MANIFESTS]
     named = [name for path in files for name in re.findall(r"^\s*(?:FROM|image:) (\S+)", path.read_text(), re.M)]

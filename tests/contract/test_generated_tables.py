@@ -11,6 +11,8 @@ from rlep.config.schema import Config
 from rlep.metrics import catalogue
 from rlep.metrics.catalogue import EVENTS, METRICS
 from scripts.config_table import table as keys
+from scripts.model_table import MODELS
+from scripts.model_table import table as models
 from scripts.tables import GENERATED, MARKER, with_tables
 
 ROOT = Path(__file__).parents[2]
@@ -63,3 +65,36 @@ def test_every_metric_and_event_is_recorded_somewhere() -> None:
     timed = {f"time/{phase}" for phase in re.findall(r'\.phase\("(\w+)"\)', code)}  # see ``Clock.phase``
     assert [name for name, stem in stems.items() if f'"{stem}' not in code and stem not in timed] == []
     assert [event for event in EVENTS if f'"{event}"' not in code] == []
+
+
+def test_models_have_the_parameters_that_their_pages_state() -> None:
+    """In billions, as published."""
+    published = {
+        "Qwen/Qwen3-0.6B": 0.6,
+        "Qwen/Qwen3-1.7B": 1.7,
+        "Qwen/Qwen3-4B": 4.0,
+        "Qwen/Qwen3-8B": 8.2,
+        "Qwen/Qwen3-14B": 14.8,
+        "Qwen/Qwen2.5-0.5B-Instruct": 0.49,
+        "Qwen/Qwen2.5-1.5B-Instruct": 1.54,
+        "Qwen/Qwen2.5-3B-Instruct": 3.09,
+        "Qwen/Qwen2.5-Math-7B": 7.61,
+        "Qwen/Qwen2.5-14B-Instruct": 14.7,
+        "HuggingFaceTB/SmolLM2-135M-Instruct": 0.135,
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1.71,
+        "HuggingFaceTB/SmolLM3-3B": 3.08,
+        "meta-llama/Llama-3.2-1B-Instruct": 1.24,
+        "meta-llama/Llama-3.2-3B-Instruct": 3.21,
+        "meta-llama/Llama-3.1-8B-Instruct": 8.03,
+    }
+    assert published.keys() == MODELS.keys()
+    for name, billions in published.items():
+        assert MODELS[name].parameters / 1e9 == pytest.approx(billions, rel=0.015), name
+
+
+def test_each_model_s_machine_is_the_smallest_that_the_plan_takes() -> None:
+    rows = dict(re.findall(r"^\| `(\S+)` \| .* GB (\| .* \| .*) \|$", models(), re.M))
+    assert rows["HuggingFaceTB/SmolLM2-135M-Instruct"] == "| 1x24gb | 1x24gb-lora"
+    assert rows["Qwen/Qwen2.5-Math-7B"] == "| 8x80gb | 1x24gb-lora"
+    assert rows["Qwen/Qwen3-14B"] == "| 8x80gb | 1x80gb-lora"
+    assert len(rows) == len(MODELS)

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import rlep
+from rlep.methods.replay_method import ReplayMethod
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/reference/python-api.md"
 SIGNATURES = {
     "AsyncPoolClient": "(address: 'str', **options: 'Any') -> 'None'",
     "ClientTls": "(ca: 'Path | None' = None, certificate: 'Path | None' = None, key: 'Path | None' = None) -> None",
@@ -24,7 +26,8 @@ SIGNATURES = {
     ),
     "Provenance": (
         "(policy_digest: 'str', policy_version: 'int', tokenizer_digest: 'str', sampling: 'Sampling', "
-        "logprobs_mode: 'str' = 'raw', logprobs_dtype: 'str' = 'float32') -> None"
+        "logprobs_mode: 'str' = 'raw', logprobs_dtype: 'str' = 'float32', "
+        "template_digest: 'str' = '') -> None"
     ),
     "Sampling": (
         "(temperature: 'float' = 1.0, top_p: 'float' = 1.0, top_k: 'int' = 0, max_tokens: 'int' = 3072, "
@@ -45,7 +48,7 @@ SIGNATURES = {
         "(rewards: 'ArrayLike', groups: 'ArrayLike', *, ddof: 'int' = 1, eps: 'float' = 1e-06, "
         "scale: 'bool' = True) -> 'Float64Array'"
     ),
-    "load_tokenizer": "(model_dir: 'Path') -> 'Tokenizer'",
+    "load_tokenizer": "(model_dir: 'Path', model: 'ModelConfig | None' = None) -> 'Tokenizer'",
     "overlong_penalty": "(length: 'int', *, max_length: 'int', buffer: 'int', factor: 'float' = 1.0) -> 'float'",
     "policy_loss": (
         "(logprobs: 'Tensor', old_logprobs: 'Tensor', advantages: 'Tensor', mask: 'Tensor', *, "
@@ -139,7 +142,16 @@ def test_importing_the_package_loads_none_of_its_modules_and_values_load_no_torc
     assert done.stdout.splitlines() == ["rlep", ""]
 
 
+def test_the_table_of_hooks_has_the_signatures_of_a_replay_method() -> None:
+    page = PAGE.read_text().partition("## Names")[0]
+    stated = dict(re.findall(r"`(\w+)\(([a-z_, ]*)\)`", page))
+    hooks = {
+        name: method for name, method in vars(ReplayMethod).items() if inspect.isfunction(method) and name[0] != "_"
+    }
+    assert stated == {name: ", ".join([*inspect.signature(hook).parameters][1:]) for name, hook in hooks.items()}
+
+
 def test_the_reference_page_lists_the_names() -> None:
-    page = (ROOT / "docs/reference/python-api.md").read_text()
+    page = PAGE.read_text().partition("## Names")[2]
     listed = {name for name in re.findall(r"`(\w+)`", page) if name != "rlep"}
     assert listed == set(SIGNATURES)

@@ -1,6 +1,6 @@
 """A run that is stopped, killed or loses Ray is continued by the same command, and what it recorded is the undisturbed run's.
 
-The runs replay their own successes, so that what a live pool holds is compared too.
+The runs replay their own successes, so that what a live pool holds is compared too, and sample by a stop and a temperature.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def settings(home: Path) -> list[str]:
         "replay.minimum=1",
         "replay.per_question=2",
         "replay.selection=newest",
-        "replay.is_cap=2",
+        'replay.correction={weight="token",cap=2}',
+        'rollout.stop=["}"]',
+        "rollout.temperature=0.8",
+        "loss.temperature=rollout",
         "checkpoint.keep=1",
     ]
 

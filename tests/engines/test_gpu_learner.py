@@ -30,6 +30,7 @@ def test_the_gpu_benchmark_runs_tiny_and_its_modes_agree() -> None:
         second["flops_per_second"] / second["tokens_per_second"]
     )
     assert absent["not_measured"].startswith("FlashAttention 3 is not installed: ")
+    assert (head["rows"], head["width"], head["vocabulary"]) == (512, 32, 97)
     for way in ("as_it_is", "products_apart", "chunks_of_1_gib"):
         assert head[way]["gradient_difference"] < 1e-6
 
@@ -40,6 +41,7 @@ def test_a_mode_that_does_not_fit_into_the_gpu_is_a_figure_too(monkeypatch: pyte
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "gpu_learner", script)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     spec.loader.exec_module(script)
 
     def full(*_: object, **__: object) -> None:

@@ -91,11 +91,11 @@ def test_questions_and_answers_have_the_lengths_they_should_and_come_back_exactl
     prompts, answers = [], []
     for problem in train + heldout:
         question = tokenizer.encode_prompt([Message("user", problem.question)])
-        answer = tokenizer.encode_prompt([Message("user", problem.solution)], chat_template=False)
+        answer = tokenizer.encode_response(problem.solution)
         assert tokenizer.decode(question) == problem.question
         assert tokenizer.decode(answer) == problem.solution
         prompts.append(len(question))
-        answers.append(len(answer))  # <sep> where its EOS would be
+        answers.append(len(answer))
     assert set(prompts) == {11, 14, 17}
     assert min(answers) >= 17
     assert max(answers) == 39
@@ -105,7 +105,7 @@ def test_what_the_teacher_writes_can_be_tokenised(tokenizer: Tokenizer) -> None:
     generator = generator_for(0, "test")
     for problem in task_problems(0)[0][:50]:
         text = demonstration(problem, generator)
-        ids = tokenizer.encode_prompt([Message("user", text)], chat_template=False)
+        ids = tokenizer.encode_response(text)
         assert 3 not in ids.tolist()  # <unk>
         assert tokenizer.decode(ids) == text
 

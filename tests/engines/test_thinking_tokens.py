@@ -10,6 +10,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from rlep.config.schema import ModelConfig
 from rlep.core.errors import ModelError
 from rlep.core.types import Message
 from rlep.engines.families import check_family
@@ -52,6 +53,11 @@ def write(
     return directory
 
 
+def untemplated(path: Path) -> Tokenizer:
+    """The tokenizer of a directory for prompts without template."""
+    return load_tokenizer(path, ModelConfig(chat_template=False))
+
+
 def response(tokenizer: Tokenizer, text: str) -> str:
     """The text of a response as it is graded, from its tokens."""
     return tokenizer.decode(tokenizer.encode_response(text))
@@ -80,12 +86,13 @@ def test_a_box_in_thinking_that_the_prompt_opened_is_no_answer(
 
 
 def test_an_eos_that_the_tokenizer_appends_is_not_part_of_a_prompt(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(write(tmp_path, appends=True))
-    plain = load_tokenizer(write(tmp_path / "plain"))
-    ids = tokenizer.encode_prompt([USER], chat_template=False)
+    tokenizer, plain = untemplated(write(tmp_path, appends=True)), untemplated(write(tmp_path / "plain"))
+    ids = tokenizer.encode_prompt([USER])
     assert tokenizer.eos_id not in ids
-    assert ids.tolist() == plain.encode_prompt([USER], chat_template=False).tolist()
+    assert ids.tolist() == plain.encode_prompt([USER]).tolist()
     assert len(ids) == len("2 + 2?")
+    assert (tokenizer.appends_eos, plain.appends_eos) == (True, False)
+    assert not load_tokenizer(tmp_path).appends_eos  # a template is encoded as it stands
 
 
 def test_a_template_that_ends_in_the_eos_is_refused(tmp_path: Path) -> None:
@@ -119,12 +126,12 @@ def test_of_several_templates_the_default_is_taken_and_without_one_all_are_named
     none = load_tokenizer(write(tmp_path / "none", {"tool_use": CHATML, "rag": CHATML}))
     with pytest.raises(ModelError, match=r"has the chat templates rag, tool_use and none is named default"):
         none.encode_prompt([USER])
-    assert len(none.encode_prompt([USER], chat_template=False)) == len("2 + 2?")
+    assert len(untemplated(tmp_path / "none").encode_prompt([USER])) == len("2 + 2?")
 
 
 def test_another_template_is_another_digest_and_a_tokenizer_saved_anew_keeps_it(tmp_path: Path) -> None:
     digests = [
-        load_tokenizer(write(tmp_path / name, template, **more)).template_digest()
+        load_tokenizer(write(tmp_path / name, template, **more)).template_digest
         for name, template, more in (
             ("first", CHATML, {}),
             ("thinks", R1, {}),
@@ -134,14 +141,13 @@ def test_another_template_is_another_digest_and_a_tokenizer_saved_anew_keeps_it(
     ]
     assert [digests.index(digest) for digest in digests] == [0, 1, 0, 3]
     PreTrainedTokenizerFast.from_pretrained(str(tmp_path / "first")).save_pretrained(tmp_path / "again")
-    assert load_tokenizer(tmp_path / "again").template_digest() == digests[0]
+    assert load_tokenizer(tmp_path / "again").template_digest == digests[0]
 
 
 def test_without_a_template_what_stands_around_a_text_counts(tmp_path: Path) -> None:
-    plain, appends = load_tokenizer(write(tmp_path / "a")), load_tokenizer(write(tmp_path / "b", R1, appends=True))
-    assert plain.template_digest(chat_template=False) != appends.template_digest(chat_template=False)
-    changed = load_tokenizer(write(tmp_path / "c", R1))
-    assert plain.template_digest(chat_template=False) == changed.template_digest(chat_template=False)
+    plain, appends = untemplated(write(tmp_path / "a")), untemplated(write(tmp_path / "b", R1, appends=True))
+    assert plain.template_digest != appends.template_digest
+    assert plain.template_digest == untemplated(write(tmp_path / "c", R1)).template_digest
 
 
 def test_a_template_with_todays_date_is_known(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from rlep.config.schema import ModelConfig
 from rlep.core.errors import ModelError
 from rlep.core.types import Message
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
@@ -29,6 +30,11 @@ def tokenizer(model_dir: Path) -> Tokenizer:
     return load_tokenizer(model_dir)
 
 
+@pytest.fixture(scope="module")
+def plain(model_dir: Path) -> Tokenizer:
+    return load_tokenizer(model_dir, ModelConfig(chat_template=False))
+
+
 def copied(model_dir: Path, target: Path) -> Path:
     return Path(shutil.copytree(model_dir, target))
 
@@ -45,18 +51,19 @@ def test_a_tokenizer_is_read_and_used_without_torch(model_dir: Path) -> None:
     assert done.stdout.splitlines() == [QUESTION, "[]"]
 
 
-def test_the_prompt_ends_where_the_answer_begins(tokenizer: Tokenizer) -> None:
+def test_the_prompt_ends_where_the_answer_begins(tokenizer: Tokenizer, plain: Tokenizer) -> None:
     templated = tokenizer.encode_prompt([USER])
     assert templated.dtype == np.int32
     assert len(templated) == 14  # name, has, 8, bags of, 7, pens, 2 x (verb, number, rest), How many?, <sep>
     assert templated[-1] == 2
-    assert tokenizer.encode_prompt([USER], chat_template=False).tolist() == templated.tolist()
+    assert plain.encode_prompt([USER]).tolist() == templated.tolist()
     assert tokenizer.decode(templated) == QUESTION
 
 
-def test_a_system_message_goes_first_unless_there_is_one(tokenizer: Tokenizer) -> None:
+def test_a_system_message_goes_first_unless_there_is_one(model_dir: Path) -> None:
     def text(*messages: Message, system: str | None) -> str:
-        return tokenizer.decode(tokenizer.encode_prompt(messages, system=system))
+        tokenizer = load_tokenizer(model_dir, ModelConfig(system_prompt=system))
+        return tokenizer.decode(tokenizer.encode_prompt(messages))
 
     user, own = Message("user", "8"), Message("system", "7")
     assert text(user, system=None) == "8"
@@ -69,22 +76,22 @@ def test_an_empty_system_message_takes_the_place_of_the_templates_own(model_dir:
     (own / "chat_template.jinja").write_text(
         "{% if messages[0]['role'] != 'system' %}7{% endif %}{% for message in messages %}{{ message['content'] }}{% endfor %}"
     )
-    tokenizer = load_tokenizer(own)
-    texts = [
-        tokenizer.decode(tokenizer.encode_prompt([Message("user", "8")], system=system)) for system in (None, "", "6")
-    ]
+    systems = [load_tokenizer(own, ModelConfig(system_prompt=system)) for system in (None, "", "6")]
+    texts = [tokenizer.decode(tokenizer.encode_prompt([Message("user", "8")])) for tokenizer in systems]
     assert texts == ["78", "8", "68"]
+    assert len({tokenizer.template_digest for tokenizer in systems}) == 3
 
 
-def test_messages_without_template_are_joined_by_blank_lines(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_prompt([Message("system", "7"), Message("user", "8")], chat_template=False)
+def test_messages_without_template_are_joined_by_blank_lines(plain: Tokenizer) -> None:
+    ids = plain.encode_prompt([Message("system", "7"), Message("user", "8")])
     assert ids.tolist() == [11, 3, 12, 2]  # 7, <unk> for the blank line, 8, <sep>
 
 
 def test_the_eos_is_not_part_of_the_text(tokenizer: Tokenizer) -> None:
-    answer = tokenizer.encode_prompt([Message("user", r"\boxed{58}")], chat_template=False)
+    answer = tokenizer.encode_response(r"\boxed{58}")
     assert tokenizer.eos_id == 1
-    assert tokenizer.decode(np.append(answer, tokenizer.eos_id).astype(np.int32)) == r"\boxed{58}"
+    assert answer[-1] == tokenizer.eos_id
+    assert tokenizer.decode(answer) == r"\boxed{58}"
 
 
 def test_a_response_given_as_text_ends_with_one_eos(tokenizer: Tokenizer) -> None:
@@ -103,10 +110,10 @@ def test_a_tokenizer_saved_anew_keeps_its_digest(tokenizer: Tokenizer, model_dir
     assert len(tokenizer.digest) == 32
 
 
-def test_a_tokenizer_file_is_taken_as_it_stands(tokenizer: Tokenizer, model_dir: Path) -> None:
+def test_a_tokenizer_file_is_taken_as_it_stands(plain: Tokenizer, model_dir: Path) -> None:
     # AutoTokenizer splits by Qwen's rules because config.json says qwen2; its decoding is still right.
     auto = AutoTokenizer.from_pretrained(str(model_dir))
-    ids = tokenizer.encode_prompt([USER], chat_template=False).tolist()
+    ids = plain.encode_prompt([USER]).tolist()
     assert auto.encode(QUESTION) != ids
     assert auto.decode(ids, skip_special_tokens=True) == QUESTION
 

@@ -5,16 +5,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlep.check.parts.outcome import call_all_apart
+from rlep.config.schema import Config
 from rlep.core.jsonl import read_lines
+from rlep.core.types import Completion, Request, Sampling
+from rlep.engines.learner.rank import LearnerRank
+from rlep.engines.learner.weight_sender import probe_batch
+from rlep.engines.sampler.engine import Sampler, prepare_environment
 from tests.small import options, rlep
 
 ROOT = Path(__file__).parents[2]
@@ -106,3 +117,62 @@ def test_both_phases_of_a_real_model(tmp_path: Path, model: Path, dtype: str) ->
     before, after = load_file(model / "model.safetensors"), load_file(last / "model.safetensors")
     assert before.keys() == after.keys()
     assert all((before[name].float() != after[name].float()).any() for name in before if "proj" in name)
+
+
+QUESTIONS = ("What is 3 plus 4?", "Name three colours.", "Write a Python function that adds two numbers.")
+TEMPERATURES, PENALTIES = (0.6, 1.3), (1.0, 1.3)
+
+
+def test_sampled_log_probs_are_the_learners_and_greedy_responses_those_of_transformers(model: Path) -> None:
+    ((differences, greedy),) = call_all_apart(compared, [(model,)], deadline_s=800.0)
+    assert max(differences) <= 1e-3
+    assert greedy == [True] * len(QUESTIONS) * len(PENALTIES)
+
+
+def compared(model: Path) -> tuple[list[float], list[bool]]:
+    """Largest difference (nats) from the learner's log-probs at each temperature; for each question and penalty, equal or not."""
+    return asyncio.run(_compared(model))
+
+
+async def _compared(model: Path) -> tuple[list[float], list[bool]]:
+    config = Config().with_values(
+        data={"max_prompt_tokens": 64},
+        rollout={"max_tokens": TOKENS},
+        loss={"temperature": "rollout"},
+        generator={"kv_cache_gib": 0.25, "max_sequences": 8, "max_batched_tokens": 128},
+    )
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    wanted = [Request(f"r{i}", f"p{i}", np.array(prompt, dtype=np.int32), 0, i) for i, prompt in enumerate(prompts)]
+    prepare_environment(config)
+    sampler = Sampler(model, config)
+
+    async def responses(sampling: Sampling) -> list[Completion]:
+        found = {c.request_id: c async for batch in sampler.generate(wanted, sampling) for c in batch}
+        return [found[request.id] for request in wanted]
+
+    try:
+        await sampler.start(deadline_s=600)
+        sampler.serve_base()
+        differences = []
+        for temperature in TEMPERATURES:
+            sampled = await responses(Sampling(temperature=temperature, max_tokens=TOKENS))
+            with tempfile.TemporaryDirectory() as home:
+                warm = config.with_values(rollout={"temperature": temperature})
+                rank = LearnerRank(model, warm, rank=0, world_size=1, meeting_point=f"file://{home}/meeting")
+                pairs = [(request.tokens, response.tokens) for request, response in zip(wanted, sampled, strict=True)]
+                scored = rank.score(probe_batch(pairs))
+                rank.close()
+            differences.append(float(np.abs(scored - np.concatenate([one.logprobs for one in sampled])).max()))
+        greedy, whole = [], AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        for penalty in PENALTIES:
+            plain = Sampling(temperature=0.0, max_tokens=TOKENS, repetition_penalty=penalty)
+            for prompt, response in zip(prompts, await responses(plain), strict=True):
+                made = whole.generate(
+                    torch.tensor([prompt]), do_sample=False, max_new_tokens=TOKENS, repetition_penalty=penalty
+                )
+                greedy.append(made[0, len(prompt) :].tolist() == response.tokens.tolist())
+        return differences, greedy
+    finally:
+        await sampler.close()

@@ -6,11 +6,11 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
-from typing import Any
 
 import numpy as np
+from pydantic import JsonValue
 
 from rlep.check.parts.learner_checks import make_rank
 from rlep.check.parts.outcome import CheckFailed
@@ -21,7 +21,6 @@ from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.engines.sampler.engine import Sampler, prepare_environment
-from rlep.engines.sampler.setup import NO_CHANGES
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 
 REQUESTS, MAX_TOKENS = 24, 12
@@ -64,12 +63,13 @@ def preemption(rig: Rig, sampler: type[Sampler] = Sampler, blocks: int = FEW_BLO
 
 
 async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
-    cramped = {
-        "max_model_len": CRAMPED_CONTEXT,
-        "block_size": BLOCK,
-        "num_gpu_blocks_override": blocks,
-        "enable_prefix_caching": CRAMPED_CONTEXT > BLOCK,
-    }
+    cramped = with_engine(
+        rig.sampler(),
+        max_model_len=CRAMPED_CONTEXT,
+        block_size=BLOCK,
+        num_gpu_blocks_override=blocks,
+        enable_prefix_caching=CRAMPED_CONTEXT > BLOCK,
+    )
     async with started(rig, kind, cramped) as sampler:
         sampler.serve_base(0)
         asked = requests_of(rig, CRAMPED_PROMPT)
@@ -104,15 +104,18 @@ def difference_to(made: LearnerRank, requests: Sequence[Request], answers: Seque
     return float(np.abs(exact - np.concatenate([answer.logprobs for answer in answers])).mean())
 
 
+def with_engine(config: Config, **arguments: JsonValue) -> Config:
+    """The configuration with other arguments of vLLM, those that a file may not set too."""
+    return config.with_values(generator={"engine": config.generator.engine | arguments})
+
+
 @asynccontextmanager
-async def started(
-    rig: Rig, kind: type[Sampler], changes: Mapping[str, Any] = NO_CHANGES, config: Config | None = None
-) -> AsyncIterator[Sampler]:
-    """A generator in this process, with ``changes`` of vLLM's arguments; none of its weights are served yet."""
+async def started(rig: Rig, kind: type[Sampler], config: Config | None = None) -> AsyncIterator[Sampler]:
+    """A generator in this process; none of its weights are served yet."""
     config = config or rig.sampler()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     prepare_environment(config)
-    sampler = kind(rig.model, config, changes)
+    sampler = kind(rig.model, config)
     try:
         await sampler.start(rig.config.generator.start_deadline_s)
         yield sampler

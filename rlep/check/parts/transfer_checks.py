@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlep.check.finding import CheckSkipped
-from rlep.check.parts.generator_checks import started
+from rlep.check.parts.generator_checks import started, with_engine
 from rlep.check.parts.learner_checks import make_rank
 from rlep.check.parts.outcome import CheckFailed, environment
 from rlep.check.parts.synthetic import Rig, halves, scored
@@ -26,7 +26,7 @@ from rlep.engines.weights.weight_update import WeightUpdate
 
 LENGTHS = (30, 21, 15, 9)
 """Of the sequences that are compared, in tokens; cut where the context is shorter."""
-DYING = {"worker_extension_cls": "rlep.check.parts.dying_worker.DyingWorkerExtension"}
+DYING = "rlep.check.parts.dying_worker.DyingWorkerExtension"
 Probed = tuple[Int32Array, Int32Array]
 """Prompt and response whose log-probs are compared."""
 
@@ -57,7 +57,7 @@ def lost_member(rig: Rig, learner: type[LearnerRank] = LearnerRank, sampler: typ
 async def _lost_member(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) -> str:
     deadline_s = 2 * rig.config.generator.transfer_deadline_s  # to meet, and to transfer
     with ExitStack() as undo:
-        async with started(rig, kind, changes=DYING) as sampler:
+        async with started(rig, kind, with_engine(rig.sampler(), worker_extension_cls=DYING)) as sampler:
             made, probes = undo.enter_context(_updated(rig, learner))
             begun = time.perf_counter()
             both = asyncio.gather(*_sides(rig, made, sampler, _offer(rig, made, probes, 1)), return_exceptions=True)

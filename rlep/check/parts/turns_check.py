@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from rlep.check.finding import CheckSkipped
-from rlep.check.parts.generator_checks import difference_to, requests_of, sampled, started
+from rlep.check.parts.generator_checks import difference_to, requests_of, sampled, started, with_engine
 from rlep.check.parts.learner_checks import make_rank
 from rlep.check.parts.outcome import CheckFailed
 from rlep.check.parts.synthetic import Rig, halves, scored
+from rlep.config.schema import Config
 from rlep.core.errors import ModelError, WeightSyncError
 from rlep.core.plural import sized
 from rlep.core.types import Sampling
@@ -29,13 +31,17 @@ TURNS = 2
 LENGTHS = (30, 21, 15, 9)
 """Of the sequences of an update, in tokens; cut where the context is shorter."""
 MAX_TOKENS = 12
-FORGETTING = {"worker_extension_cls": "rlep.check.parts.forgetful_worker.ForgetfulWorkerExtension"}
 GROWTH_BYTES = 2**28
 """Allowed from the last sleep but one, after which all code is loaded, to the last."""
 
 
 class Forgetful(Sampler):
-    """A generator on CPUs whose worker has ``FORGETTING``: it forgets in its sleep what one on GPUs does."""
+    """A generator on CPUs that forgets in its sleep what one on GPUs does."""
+
+    worker = "rlep.check.parts.forgetful_worker.ForgetfulWorkerExtension"
+
+    def __init__(self, model: Path, config: Config) -> None:
+        super().__init__(model, with_engine(config, worker_extension_cls=self.worker))
 
     async def sleep(self) -> None:
         """Sleep, which frees nothing here, and forget."""
@@ -97,7 +103,7 @@ async def _turns(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) -> s
     with closing(make_rank(rig, learner, "turns")) as made:
         made.sleep()  # an engine starts beside a rank that sleeps, as in a run
         alone = _free(rig)
-        async with started(rig, kind, {} if rig.cuda else FORGETTING, config) as engine:
+        async with started(rig, kind, config) as engine:
             engine.serve_base(0)
             for version in range(TURNS + 1):
                 answers = await sampled(engine, requests, sampling)

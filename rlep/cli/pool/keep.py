@@ -57,7 +57,7 @@ def verify(
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)
         rows = dict(question_rows(files_of(config, data), bars, wanted_of(config, columns=verifier.asks)))
-        openings = {prompt_id: opening_of(config, tokenizer, row) for prompt_id, row in rows.items()}
+        openings = {prompt_id: opening_of(tokenizer, row) for prompt_id, row in rows.items()}
         if out is not None:
             stack.enter_context(file_errors(out))
         file = None if out is None else stack.enter_context(out.open("w", encoding="utf-8"))

@@ -161,7 +161,7 @@ def _import_texts(config: Config, source: Path) -> Imported:
     from rlep.services.verifier.grader import configured_verifier
 
     model = model_directory(config.model, weights=False)
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(model, config.model)
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(model)))
@@ -169,7 +169,7 @@ def _import_texts(config: Config, source: Path) -> Imported:
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
         rows = question_rows([source], bars, wanted_of(config, candidates=True, columns=verifier.asks))
         questions = (
-            TextAnswers(prompt_id, row.reference, row.candidates, opening_of(config, tokenizer, row), row.asked)
+            TextAnswers(prompt_id, row.reference, row.candidates, opening_of(tokenizer, row), row.asked)
             for prompt_id, row in rows
             if row.candidates
         )

@@ -60,7 +60,7 @@ def file_errors(path: Path) -> Iterator[None]:
 def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
     """The tokenizer of model.path, or None where that is not there or not the pool's."""
     try:
-        tokenizer = load_tokenizer(model_directory(config.model, weights=False))
+        tokenizer = _tokenizer(config)
     except ModelError:
         return None
     return tokenizer if tokenizer.digest == pool.stats().tokenizer_digest else None
@@ -68,14 +68,17 @@ def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
 
 def matching_tokenizer(config: Config, pool: PoolClient) -> Tokenizer:
     """The tokenizer of model.path. Raises ``ModelError`` where it is not the pool's: texts would be wrong."""
-    tokenizer = load_tokenizer(model_directory(config.model, weights=False))
-    digest = pool.stats().tokenizer_digest
+    tokenizer, digest = _tokenizer(config), pool.stats().tokenizer_digest
     if tokenizer.digest != digest:
         raise ModelError(
             f"model.path = {config.model.path} has tokenizer {tokenizer.digest}; pool {pool.name} holds token ids of "
             f"{digest}: set model.path to the model that the pool was collected with"
         )
     return tokenizer
+
+
+def _tokenizer(config: Config) -> Tokenizer:
+    return load_tokenizer(model_directory(config.model, weights=False), config.model)
 
 
 def question_rows(paths: Sequence[Path], bars: TerminalProgress, wanted: Wanted) -> Iterator[tuple[str, PromptRow]]:
@@ -93,11 +96,9 @@ def question_rows(paths: Sequence[Path], bars: TerminalProgress, wanted: Wanted)
                     yield prompt_id, row
 
 
-def opening_of(config: Config, tokenizer: Tokenizer, row: PromptRow) -> str:
+def opening_of(tokenizer: Tokenizer, row: PromptRow) -> str:
     """The mark with which the prompt of a row opens its responses' thinking, if it does: what a run grades begins with it."""
-    model = config.model
-    tokens = tokenizer.encode_prompt(row.messages, chat_template=model.chat_template, system=model.system_prompt)
-    return tokenizer.opening(tokens, row.question)
+    return tokenizer.opening(tokenizer.encode_prompt(row.messages), row.question)
 
 
 def files_of(config: Config, data: Sequence[Path] | None) -> list[Path]:

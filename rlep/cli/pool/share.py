@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,6 +52,7 @@ def pull(
 
     What comes is checked as if a stranger had written it: every shard against the manifest, every record by itself.
     """
+    from rlep.cli.cards import link_file
     from rlep.cli.pool.move import import_directory, tell_imported
     from rlep.core.errors import DataError
     from rlep.hub.repository import Repository
@@ -66,14 +65,6 @@ def pull(
     snapshot = source.snapshot(commit, [NAME, *SHARDS])
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=snapshot.parents[1]) as home:
         for path in snapshot.iterdir():
-            _place(path.resolve(), Path(home) / path.name)
+            link_file(path.resolve(), Path(home) / path.name)
         report = import_directory(config, Path(home))
     tell_imported(report, f"{repository}@{commit}", as_json=as_json)
-
-
-def _place(file: Path, target: Path) -> None:
-    """Give a file of the cache another name there: an import follows no link."""
-    try:
-        os.link(file, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(file, target)

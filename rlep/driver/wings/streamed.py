@@ -38,7 +38,7 @@ async def stream_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
     with (
         clock.phase("step"),
         bars(run.progress, len(requests)) as shown,
-        run.progress.phase("update", len(prompts) // size, "updates") as advance,
+        run.progress.phase("update", run.config.updates_per_step, "updates") as advance,
     ):
         async with (
             together() as tasks,
@@ -61,6 +61,11 @@ async def stream_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
                     with clock.phase("update"):
                         updates.append(await learner.update(scored[len(updates)].batch, rollout=k))
                     advance(1)
+        ordered = [scored[number] for number in range(len(scored))]
+        with clock.phase("update"):
+            for ready in ordered * (run.config.update.epochs - 1):  # the first pass is over
+                updates.append(await learner.update(ready.batch, rollout=k))
+                advance(1)
         with clock.phase("publish"):
             difference = await weights.publish(k + 1)
-    return StepOutcome(step, tuple(scored[number] for number in range(len(updates))), tuple(updates), difference)
+    return StepOutcome(step, tuple(ordered), tuple(updates), difference)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rlep.algorithms.corrections import importance
 from rlep.algorithms.loss import LossSums, packed_policy_loss, packed_tokens
 from rlep.algorithms.loss_values import high_entropy_mask, normalizers, regulariser_normalizers
 from rlep.algorithms.packing import Budget, pack, take
@@ -49,6 +50,10 @@ RowLoss = Callable[[PackedRow, Tensor, Tensor], tuple[Tensor, LossSums]]
 """Row, log-probs ``[R]`` and entropies of its response tokens -> its share of the batch's loss, and what is counted."""
 Reference = Callable[[PackedRow], Tensor]
 """Row -> log-probs ``[R]`` of the reference policy, without gradients."""
+
+
+REFERENCE = "reference."
+"""Begins the names of the reference's weights in a checkpoint."""
 
 
 class LearnerRank:
@@ -126,7 +131,9 @@ class LearnerRank:
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
         # Before anything changes the weights: later mini-batches of this rollout are scored under the present ones.
-        self._start.updating(rollout, keep=self.config.keeps_start_weights)
+        first, reset = self._start.updating(rollout, keep=self.config.keeps_start_weights), self.config.loss.kl_reset
+        if first and reset and rollout and rollout % reset == 0:
+            self._reset_reference()
         loss = self._policy_loss(batch)
         return self._step(batch, rollout, loss, entropy=True, temperature=self._temperature)
 
@@ -151,6 +158,15 @@ class LearnerRank:
             high_entropy = high_entropy_mask(entropies, mask, fraction)
         reference = self._reference_logprobs if self.config.loss.kl_coef else None
         return policy_loss(batch, self.config, high_entropy, reference)
+
+    def _reset_reference(self) -> None:
+        """Make the present policy the reference."""
+        if self._reference is not None:
+            with torch.no_grad():
+                for (_, kept), (_, present) in zip(
+                    named_shards(self._reference), named_shards(self._policy), strict=True
+                ):
+                    kept.to_local().copy_(present.to_local())
 
     def _reference_logprobs(self, row: PackedRow) -> Tensor:
         if self._reference is not None:
@@ -201,8 +217,9 @@ class LearnerRank:
     def save(self, directory: Path) -> None:
         """Copy the present state and begin to write it; training may go on at once. ``written`` says when it is complete.
 
-        ``model/`` is a Hugging Face directory in the compute type; ``trainer/`` has the trained weights in float32, moments,
-        RNG and position; with LoRA ``model/`` is merged, and ``adapter/`` is the adapter as peft loads it.
+        ``model/`` is a Hugging Face directory in the compute type; ``trainer/`` has the trained weights in float32, moments, RNG,
+        position and, where it is reset, the reference; with LoRA ``model/`` is merged, and ``adapter/`` is the adapter as peft
+        loads it.
 
         Raises:
             CheckpointError: the one before is still being written.
@@ -248,11 +265,13 @@ class LearnerRank:
         # What these two remember is of the weights that are replaced now.
         self._start.forget()
         self._change.forget()
-        found = random_state(self._rank, self._device)
-        position, absent = read_trainer(self._state() | found, frozenset(found), directory / "trainer")
+        found, state = random_state(self._rank, self._device), self._state()
+        # A run that resets its reference only from here on has had the base model until now.
+        optional = frozenset(found) | {name for name in state if name.startswith(REFERENCE)}
+        position, absent = read_trainer(state | found, optional, directory / "trainer")
         self._optimizer.set_steps(position.applied)
         self._updates = position.updates
-        if not absent:
+        if not absent & found.keys():
             set_random_state(found, self._rank, self._device)
 
     def sleep(self) -> None:
@@ -364,6 +383,8 @@ class LearnerRank:
 
     def _state(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._trained}
+        if self._reference is not None and self.config.loss.kl_reset:
+            weights |= {f"{REFERENCE}{name}": shard.detach() for name, shard in named_shards(self._reference)}
         return weights | self._optimizer.moments()
 
 
@@ -374,12 +395,14 @@ def policy_loss(
     limit = config.rollout.max_tokens
     weights = normalizers(batch, config.loss, fixed_length=limit)  # [S]
     kept = regulariser_normalizers(batch, config.loss, fixed_length=limit)  # [S]
+    factors = importance(batch, config.loss, config.replay)  # [R]
 
     def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
         with torch.no_grad():
             base = None if reference is None else reference(row)
         chosen = None if high_entropy is None else torch.from_numpy(row.of_responses(high_entropy)).to(logprobs.device)
         values = {"reference_logprobs": base, "entropy": entropy, "high_entropy": chosen}
+        values["importance"] = None if factors is None else row.of_responses(factors)
         values["regulariser_weights"] = None if batch.regularised is None else row.of_sequences(kept)
         part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
         return packed_policy_loss(part, config.loss, config.replay)

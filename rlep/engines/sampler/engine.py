@@ -9,7 +9,7 @@ import asyncio
 import importlib
 import math
 import os
-from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -23,7 +23,7 @@ from rlep.engines.sampler.cache_use import CacheUse
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, or_death, sample, score
 from rlep.engines.sampler.runtime import remove_runtime
-from rlep.engines.sampler.setup import NO_CHANGES, prepare_environment, start_engine
+from rlep.engines.sampler.setup import prepare_environment, refusal_by_vllm, start_engine
 from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context, detokenize_with
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
@@ -67,11 +67,10 @@ class Sampler:
     same seed gives the same tokens on a CPU in float32 in practice, and on a GPU only with ``VLLM_BATCH_INVARIANT=1``.
     """
 
-    def __init__(self, model: Path, config: Config, changes: Mapping[str, Any] = NO_CHANGES) -> None:
-        """``changes``: arguments of vLLM's engine other than those of the configuration."""
+    def __init__(self, model: Path, config: Config) -> None:
         self.policy_version: int | None = None
         self._model = model
-        self._config, self._changes = config, changes
+        self._config = config
         self._engine: AsyncLLMEngine | None = None
         self._tokenizer: Tokenizer  # since ``start``
         self._weights: WeightLoading  # since ``start``
@@ -99,13 +98,11 @@ class Sampler:
         try:
             # Both block. Imported apart: errors that vLLM keeps from its import keep their frames, not the engine in them.
             await asyncio.to_thread(importlib.import_module, "vllm.engine.async_llm_engine")
-            self._engine = await asyncio.to_thread(
-                start_engine, self._model, self._config, self._changes, self._cache.note
-            )
+            self._engine = await asyncio.to_thread(start_engine, self._model, self._config, self._cache.note)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:
-            raise ModelError(f"vLLM cannot serve {self._model}: {error}") from error
+            raise ModelError(refusal_by_vllm(self._model, self._config, error)) from error
         except RuntimeError as error:
             raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
         detokenize_with(self._engine, self._tokenizer.backend)

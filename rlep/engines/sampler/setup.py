@@ -18,11 +18,12 @@ hold): one seed per request 1.27 × none; prefix cache on 1.15 × off; blocks of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
@@ -45,7 +46,6 @@ _BACKENDS: dict[Transfer, str] = {"shared_memory": "rlep-shared-memory", "gloo":
 """vLLM's names of the transfer engines; ``nccl`` is its own."""
 
 
-NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 BLOCK_SIZE = 128
 """CPU: tokens per KV cache block. Prompts shorter than a block cannot share theirs."""
 PROBES = 4
@@ -102,10 +102,10 @@ def prepare_environment(config: Config, runtime_parent: Path | None = None) -> P
     return runtime
 
 
-def engine_arguments(model: Path, config: Config, changes: Mapping[str, Any] = NO_CHANGES) -> AsyncEngineArgs:
-    """vLLM's arguments, with ``changes`` over those of ``generator.engine``; imports vLLM.
+def engine_arguments(model: Path, config: Config) -> AsyncEngineArgs:
+    """vLLM's arguments, those of ``generator.engine`` over all others; imports vLLM.
 
-    Raises ``ConfigError`` where this vLLM does not have one of the latter.
+    Raises ``ConfigError`` where this vLLM does not have one of them.
     """
     from vllm import AsyncEngineArgs
 
@@ -117,7 +117,7 @@ def engine_arguments(model: Path, config: Config, changes: Mapping[str, Any] = N
         # Without a full block to share, the prefix cache only costs.
         "enable_prefix_caching": context > BLOCK_SIZE if cpu else True,
     }
-    return AsyncEngineArgs(**(defaults | role.engine | owned_arguments(model, config) | dict(changes)))
+    return AsyncEngineArgs(**(defaults | owned_arguments(model, config) | role.engine))
 
 
 def check_engine(config: Config) -> None:
@@ -127,6 +127,15 @@ def check_engine(config: Config) -> None:
         near = get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"generator.engine.{name}: vLLM's AsyncEngineArgs has no such argument{hint}")
+
+
+def refusal_by_vllm(model: Path, config: Config, error: ValueError) -> str:
+    """Say why vLLM did not start with a model, and that arguments of ``generator.engine`` may be at fault."""
+    given = ", ".join(f"generator.engine.{name}" for name in sorted(config.generator.engine))
+    why = str(error)
+    if isinstance(error, ValidationError):
+        why = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
+    return f"vLLM cannot serve {model}{f' with {given}' if given else ''}: {why}"
 
 
 def owned_arguments(model: Path, config: Config) -> dict[str, Any]:
@@ -162,13 +171,11 @@ def owned_arguments(model: Path, config: Config) -> dict[str, Any]:
     )
 
 
-def start_engine(
-    model: Path, config: Config, changes: Mapping[str, Any], note_cache: Callable[[float, int], None]
-) -> AsyncLLMEngine:
+def start_engine(model: Path, config: Config, note_cache: Callable[[float, int], None]) -> AsyncLLMEngine:
     """Start vLLM's processes; blocks until the model is loaded. ``note_cache`` is told of each step's use of the KV cache."""
     from vllm import AsyncLLMEngine
 
-    engine = AsyncLLMEngine.from_engine_args(engine_arguments(model, config, changes))
+    engine = AsyncLLMEngine.from_engine_args(engine_arguments(model, config))
     log_cache(engine, note_cache)
     if config.generator.tensor_parallel > 1:
         list_shared_memory(Path(os.environ[RUNTIME_DIRECTORY_KEY]))

@@ -38,7 +38,7 @@ class BaseVerifier(ABC):
         """Name of the verifier, e.g. ``math``; stored with each verdict."""
         self.version = version
         """Changes whenever a verdict may; stored with each verdict."""
-        self._pool = pool
+        self._mark, self._pool = "", pool
         self._recorder = StatsRecorder()
 
     def grade(
@@ -49,9 +49,24 @@ class BaseVerifier(ABC):
 
     def grade_pairs(self, pairs: Sequence[tuple[str, str, bool] | tuple[str, str, bool, Asked]]) -> list[Verdict]:
         """One verdict per pair, ``[len(pairs)]``, in order."""
-        verdicts = self._verdicts([Pair(*pair) for pair in pairs])
+        read = [Pair(*pair) for pair in pairs]
+        verdicts = self._verdicts_after(self._mark, read) if self._mark else self._verdicts(read)
         self._recorder.add(verdicts)
         return verdicts
+
+    def _verdicts_after(self, mark: str, pairs: Sequence[Pair]) -> list[Verdict]:
+        after = [pair._replace(text=pair.text.rpartition(mark)[2]) for pair in pairs if mark in pair.text]
+        verdicts = iter(self._verdicts(after))
+        without = Verdict("no_answer", None, self.name, self.version, "fast")
+        return [next(verdicts) if mark in pair.text else without for pair in pairs]
+
+    def respond(self, answer: str) -> str:
+        """Return the response that gives ``answer`` at once, where it is graded."""
+        return self._mark + answer
+
+    def read_after(self, mark: str) -> None:
+        """Grade only the text after the last ``mark`` from now on; a response without it is ``no_answer``."""
+        self._mark, self.version = mark, f"{self.version}-after-{mark}"
 
     def reference_fault(self, reference: str) -> str:
         """Why this verifier cannot grade against ``reference``; empty where it can, as most can against any text."""
@@ -69,7 +84,9 @@ class BaseVerifier(ABC):
         try:
             if self._pool is not None:
                 self._pool.grade(())
-            verdicts = self.grade_pairs([(reference, response, False) for reference, response, _ in self.self_test])
+            verdicts = self.grade_pairs(
+                [(reference, self.respond(text), False) for reference, text, _ in self.self_test]
+            )
         except VerifierError as error:
             raise ConfigError(str(error)) from None
         for (reference, response, status), verdict in zip(self.self_test, verdicts, strict=True):

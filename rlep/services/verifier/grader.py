@@ -12,15 +12,27 @@ _GRACE_S = 30.0
 
 
 def build_verifier(
-    profile: str = "math", *, workers: int = 1, limits: Limits | None = None, correct_at: float = 1.0
+    profile: str = "math",
+    *,
+    workers: int = 1,
+    limits: Limits | None = None,
+    correct_at: float = 1.0,
+    answer_after: str | None = None,
 ) -> BaseVerifier:
     """The verifier a profile names.
 
     ``math``, ``math-bare``, ``strict-box``, ``dapo``; ``exact``; ``regex:PATTERN``, whose first group (or whole match)
     is the answer; ``reasoning-gym``, see ``GymVerifier``; ``code``, see ``CodeVerifier``; ``python:module:function``, the
     user's own, see ``FunctionVerifier``; ``judge:FILE``, see ``judge.py``. ``correct_at``: the least score of these two that is
-    correct. Raises ConfigError for any other.
+    correct. ``answer_after``: only the text after the last of these marks counts. Raises ConfigError for any other.
     """
+    verifier = _of_profile(profile, workers, limits, correct_at)
+    if answer_after:
+        verifier.read_after(answer_after)
+    return verifier
+
+
+def _of_profile(profile: str, workers: int, limits: Limits | None, correct_at: float) -> BaseVerifier:
     from rlep.services.verifier.code_verifier import NAME as CODE
     from rlep.services.verifier.code_verifier import CodeVerifier
     from rlep.services.verifier.gym import NAME, GymVerifier
@@ -58,7 +70,13 @@ def build_verifier(
 
 def configured_verifier(config: VerifierConfig, *, workers: int = 1) -> BaseVerifier:
     """Start the verifier of a configuration, to be closed. Raises ``ConfigError``."""
-    return build_verifier(config.profile, workers=workers, limits=limits_of(config), correct_at=config.correct_at)
+    return build_verifier(
+        config.profile,
+        workers=workers,
+        limits=limits_of(config),
+        correct_at=config.correct_at,
+        answer_after=config.answer_after,
+    )
 
 
 def limits_of(config: VerifierConfig) -> Limits:

@@ -9,7 +9,7 @@ from typing import Literal
 from rlep.core.errors import ConfigError
 from rlep.core.types import Status, Verdict
 from rlep.services.verifier import answers, dapo, exact
-from rlep.services.verifier.base import VERSION, BaseVerifier, Pair
+from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.worker_pool import WorkerPool
@@ -79,7 +79,7 @@ class Verifier(BaseVerifier):
                 verdicts.append(None)
             else:
                 seconds = time.perf_counter() - started
-                verdicts.append(Verdict(status or "no_answer", answer, self._profile, VERSION, path, seconds))
+                verdicts.append(Verdict(status or "no_answer", answer, self._profile, self.version, path, seconds))
         self._ask_workers(waiting, verdicts)
         return [verdict for verdict in verdicts if verdict is not None]
 
@@ -89,7 +89,7 @@ class Verifier(BaseVerifier):
             return
         for job, reply in zip(waiting, self._pool.grade(list(waiting)), strict=True):
             for index in waiting[job]:
-                verdicts[index] = Verdict(reply.status, job.answer, self._profile, VERSION, "full", reply.seconds)
+                verdicts[index] = Verdict(reply.status, job.answer, self._profile, self.version, "full", reply.seconds)
 
     def _reference_of(self, raw: str) -> str:
         return dapo.normalise(raw) if self._profile == "dapo" else answers.reference_of(raw)

@@ -66,9 +66,7 @@ class LosesBuffers(ForgetfulWorkerExtension):
 class Unsaved(Forgetful):
     """Has a worker that loses its buffers."""
 
-    def __init__(self, model: object, config: object, changes: object) -> None:
-        name = f"{LosesBuffers.__module__}.{LosesBuffers.__qualname__}"
-        super().__init__(model, config, {"worker_extension_cls": name})  # type: ignore[arg-type]
+    worker = f"{LosesBuffers.__module__}.{LosesBuffers.__qualname__}"
 
 
 @pytest.mark.parametrize("broken", [Dreaming, Unsaved])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -25,20 +25,9 @@ from tests.engines.learner.learner_cases import (
     with_near_old_logprobs,
     write_tiny_model,
 )
-from tests.engines.learner.learner_process import gradients_of_first_update, same, single_ranks, weights_of
+from tests.engines.learner.learner_process import gradients_of_first_update, same, weights_of
 
 Start = Callable[..., LearnerRank]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
-
-
-@pytest.fixture
-def start(model: Path, tmp_path: Path) -> Iterator[Start]:
-    with single_ranks(tmp_path, model) as begin:
-        yield begin
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "mistral-window"])
@@ -76,7 +65,8 @@ def test_at_the_rollouts_temperature_score_and_gradients_are_those_of_the_padded
 
 
 def test_on_policy_every_ratio_and_importance_weight_is_1_at_the_rollouts_temperature(start: Start) -> None:
-    learner = start(rollout={"temperature": 0.6}, loss={"temperature": "rollout", "tis_cap": 2.0})
+    correction = {"weight": "token", "cap": 2.0}
+    learner = start(rollout={"temperature": 0.6}, loss={"temperature": "rollout", "correction": correction})
     batch = ragged_batch()
     sampled = learner.score(batch)  # as a generator would return them, after its temperature
     batch = replace(batch, old_logprobs=sampled, behaviour_logprobs=sampled)
@@ -191,6 +181,42 @@ def test_the_distance_to_the_reference_policy_starts_at_zero_and_grows(start: St
     first, second = learner.update(batch, rollout=0), learner.update(batch, rollout=0)
     assert first.stats["fresh/reference_kl"] == pytest.approx(0.0, abs=1e-9)
     assert second.stats["fresh/reference_kl"] > 1e-4
+
+
+def test_a_reset_makes_the_policy_before_a_step_s_first_update_the_reference(start: Start, tmp_path: Path) -> None:
+    batch, options = ragged_batch(), {"loss": {"kl_coef": 0.1, "kl_reset": 2}}
+    learner = start(**options)
+
+    def distances(learner: LearnerRank, *rollouts: int) -> list[float]:
+        return [learner.update(batch, rollout=rollout).stats["fresh/reference_kl"] for rollout in rollouts]
+
+    before = distances(learner, 0, 1, 1, 2)
+    assert before[0] == pytest.approx(0.0, abs=1e-9)
+    assert before[1] > 1e-4
+    assert before[2] > before[1]
+    assert before[3] == pytest.approx(0.0, abs=1e-9), "the reference is the policy that begins step 2"
+    learner.save(tmp_path / "kept")
+    assert learner.written(60)
+    rest = distances(learner, 2, 3, 4, 4)
+    assert rest[0] > 1e-4, "the second update of a step resets nothing"
+    assert rest[2] == pytest.approx(0.0, abs=1e-9)
+    resumed = start(**options)
+    resumed.load(tmp_path / "kept")
+    assert distances(resumed, 3, 4, 4)[0] == rest[0], "the reference is that of the checkpoint"
+
+
+def test_a_checkpoint_of_a_run_that_reset_nothing_is_continued_with_the_base_model_as_reference(
+    start: Start, tmp_path: Path
+) -> None:
+    learner, batch = start(loss={"kl_coef": 0.1}), ragged_batch()
+    learner.update(batch, rollout=0)
+    learner.save(tmp_path / "kept")
+    assert learner.written(60)
+    wanted = learner.update(batch, rollout=1)
+    resumed = start(loss={"kl_coef": 0.1, "kl_reset": 2})
+    resumed.load(tmp_path / "kept")
+    found = resumed.update(batch, rollout=1)
+    assert (found.loss, found.grad_norm, found.stats) == (wanted.loss, wanted.grad_norm, wanted.stats)
 
 
 def test_weights_follow_torch_adamw_on_the_reference_gradients(start: Start, model: Path) -> None:

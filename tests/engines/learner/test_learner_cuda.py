@@ -5,7 +5,7 @@ Run alone: python -m pytest tests/engines/learner/test_learner_cuda.py. Without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +27,13 @@ from tests.engines.learner.learner_cases import (
     with_near_old_logprobs,
     write_tiny_model,
 )
-from tests.engines.learner.learner_process import gradients_of_first_update, same, single_ranks, weights_of
+from tests.engines.learner.learner_process import gradients_of_first_update, same, weights_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 Start = Callable[..., LearnerRank]
 GPU: dict[str, Any] = {"gpus": 1.0}
 EXACT = GPU | {"dtype": "float32"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
-
-
-@pytest.fixture
-def start(model: Path, tmp_path: Path) -> Iterator[Start]:
-    with single_ranks(tmp_path, model) as begin:
-        yield begin
 
 
 def gradients(learner: LearnerRank) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,9 @@ from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import SharedMemoryWeights, check_shared_memory, read_layout
 from tests.engines.learner.learner_cases import padded_logprobs, ragged_batch, write_tiny_model
-from tests.engines.learner.learner_process import same, single_ranks, weights_of
+from tests.engines.learner.learner_process import same, weights_of
 
 Start = Callable[..., LearnerRank]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
-
-
-@pytest.fixture
-def start(model: Path, tmp_path: Path) -> Iterator[Start]:
-    with single_ranks(tmp_path, model) as begin:
-        yield begin
 
 
 def test_resume_is_to_the_bit(start: Start, tmp_path: Path) -> None:

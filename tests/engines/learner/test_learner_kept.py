@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,21 +17,16 @@ from rlep.core.errors import UpdateError
 from rlep.core.types import Float32Array
 from rlep.engines.learner.policy import named_shards
 from rlep.engines.learner.rank import LearnerRank
-from tests.engines.learner.learner_cases import ragged_batch, write_tiny_model
-from tests.engines.learner.learner_process import run_ranks, same, save_batch, single_ranks, weights_of
+from tests.engines.learner.learner_cases import ragged_batch
+from tests.engines.learner.learner_process import run_ranks, same, save_batch, weights_of
 
 SETS = [ragged_batch(seed=seed) for seed in range(4)]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
-
-
 @pytest.fixture
-def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., LearnerRank]]:
-    with single_ranks(tmp_path, model) as begin:
-        yield partial(begin, keep=True)
+def start(start: Callable[..., LearnerRank]) -> Callable[..., LearnerRank]:
+    """Starter of learners that keep the weights before a rollout's first update."""
+    return partial(start, keep=True)
 
 
 def test_sets_scored_and_trained_one_by_one_give_the_weights_of_sets_scored_first(
@@ -150,17 +146,20 @@ def test_a_rehearsal_of_the_largest_update_leaves_no_trace(start: Callable[..., 
     np.testing.assert_array_equal(scores, plain)
 
 
+TIS = {"weight": "token", "cap": 2.0}
+
+
 @pytest.mark.parametrize(
     "keys",
     [
-        {"loss": {"tis_cap": 2.0}},
-        {"replay": {"count": 1, "is_cap": 2.0}},
+        {"loss": {"correction": TIS}},
+        {"replay": {"count": 1, "correction": TIS}},
         {"loss": {"high_entropy_fraction": 0.2}},
     ],
-    ids=["tis_cap", "is_cap", "high_entropy_fraction"],
+    ids=["fresh", "replay", "high_entropy_fraction"],
 )
 def test_every_loss_is_rehearsed_with_the_log_probs_and_the_entropies_that_it_asks_for(
-    start: Callable[..., LearnerRank], keys: dict[str, dict[str, float]]
+    start: Callable[..., LearnerRank], keys: dict[str, dict[str, Any]]
 ) -> None:
     learner = start(
         **keys,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,24 +33,12 @@ from tests.engines.learner.learner_process import (
     run_ranks,
     same,
     save_batch,
-    single_ranks,
     weights_of,
 )
 
 Start = Callable[..., LearnerRank]
 EACH: dict[str, Any] = {"lora_rank": 3, "lora_alpha": 6.0}  # scale 2; three rows on two ranks are cut unevenly
 SOME: dict[str, Any] = {"lora_rank": 4, "lora_alpha": 2.0, "lora_targets": ("q_proj", "v_proj", "down_proj")}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
-
-
-@pytest.fixture
-def start(model: Path, tmp_path: Path) -> Iterator[Start]:
-    with single_ranks(tmp_path, model) as begin:
-        yield begin
 
 
 def adapted(start: Start, lora: dict[str, Any], **options: Any) -> LearnerRank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,23 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.config.schema import Config
 from rlep.core.types import Completion, Float32Array, Int32Array, Request
+from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.checksums import checksum
+from rlep.engines.weights.weight_update import (
+    LOGPROB_TOLERANCE,
+    BroadcastGroup,
+    Probe,
+    SharedMemoryWeights,
+    TensorSpec,
+    WeightUpdate,
+)
 
 VOCABULARY = 42
 CONTEXT = 96
 PAD, EOS = 0, 1
 BLOCK = 32
 SMALL_BLOCKS: dict[str, Any] = {"block_size": BLOCK, "enable_prefix_caching": True}
-"""Changes of vLLM's arguments: blocks that prompts of less than the context can share."""
+"""For ``generator.engine``: blocks that prompts of less than the context can share."""
 
 
 def build_model(directory: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
@@ -72,6 +82,35 @@ def true_logprobs(model: Qwen2ForCausalLM, prompt: Int32Array, response: Int32Ar
     with torch.no_grad():
         rows = model(tokens).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)  # [T, V]
     return rows.gather(1, tokens[0, len(prompt) :, None])[:, 0].numpy()
+
+
+@dataclass
+class Published:
+    """A started sampler, and the model whose weights it is given."""
+
+    config: Config
+    sampler: Sampler
+    model: Qwen2ForCausalLM
+
+    @property
+    def layout(self) -> tuple[TensorSpec, ...]:
+        """Weights that are published, in this order."""
+        dtype = self.config.generator.compute_dtype
+        return tuple(TensorSpec(name, dtype, tuple(weight.shape)) for name, weight in self.model.named_parameters())
+
+    @property
+    def tolerance(self) -> float:
+        """Of the log-prob check."""
+        return LOGPROB_TOLERANCE[self.config.generator.compute_dtype]
+
+    def offer(self, source: SharedMemoryWeights | BroadcastGroup, version: int) -> WeightUpdate:
+        """The present weights, which go by ``source``."""
+        probes = tuple(
+            Probe(prompt, response, true_logprobs(self.model, prompt, response))
+            for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
+        )
+        checksums = checksums_of(self.model, getattr(torch, self.config.generator.compute_dtype))
+        return WeightUpdate(version, self.layout, source, probes, self.tolerance, checksums)
 
 
 def checksums_of(model: Qwen2ForCausalLM, dtype: torch.dtype = torch.float32) -> tuple[int, ...]:

@@ -43,7 +43,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 BLOCKS = 48
 BLOCK_BYTES = BLOCK * 2 * 2 * 2 * 32 * 4  # 2 layers, keys and values, 2 heads of 32 float32
 # Blocks that some prompts share, fewer than requests; steps that cannot take all prompts at once.
-CONFIG = config_of(kv_cache_gib=BLOCKS * BLOCK_BYTES / 2**30, max_sequences=64, max_batched_tokens=CONTEXT)
+CONFIG = config_of(
+    kv_cache_gib=BLOCKS * BLOCK_BYTES / 2**30, max_sequences=64, max_batched_tokens=CONTEXT, engine=SMALL_BLOCKS
+)
 FULL = Sampling(max_tokens=24)
 
 
@@ -97,7 +99,7 @@ async def rig(
     directory = tmp_path_factory.mktemp(request.param)
     model = build_model(directory, tied=request.param == "tied")
     runtime = prepare_environment(CONFIG)
-    sampler = Sampler(directory, CONFIG, SMALL_BLOCKS)
+    sampler = Sampler(directory, CONFIG)
     with pytest.raises(ActorLost, match="not started"):
         await sampler.health()
     await sampler.start(deadline_s=500)

@@ -9,9 +9,11 @@ import pytest
 
 from rlep.config.engine_arguments import OWNED
 from rlep.config.settings import load_config
-from rlep.core.errors import ConfigError
+from rlep.core.errors import ConfigError, ModelError
+from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.sampler.setup import engine_arguments, owned_arguments
 from rlep.engines.sampler.vllm_private import engine_argument_names
+from tests.engines.sampler.sampler_cases import build_model, config_of
 
 ON_GPU = ["generator.gpus=1", "learner.gpus=1"]
 
@@ -40,3 +42,27 @@ def test_arguments_reach_vllm_and_win_over_what_rlep_only_prefers(tmp_path: Path
 def test_an_argument_that_vllm_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"generator\.engine\.blocksize: .* did you mean block_size\?"):
         engine_arguments(tmp_path, load_config([], ["generator.engine.blocksize=32"]))
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ('block_size="many"', "block_size: Input should be a valid integer, unable to parse string as an integer"),
+        ("compilation_config={ mod = 0 }", "mod: Unexpected keyword argument"),
+        (
+            "compilation_config=17",
+            "compilation_config: Input should be a dictionary or an instance of CompilationConfig",
+        ),
+    ],
+)
+async def test_a_value_that_vllm_refuses_is_named_in_one_sentence(
+    setting: str, why: str, environment: None, tmp_path: Path
+) -> None:
+    build_model(tmp_path, tied=True)
+    config = config_of(engine=load_config([], [f"generator.engine.{setting}"]).generator.engine)
+    prepare_environment(config)
+    sampler = Sampler(tmp_path, config)
+    name = setting.partition("=")[0]
+    with pytest.raises(ModelError, match=f"^vLLM cannot serve {tmp_path} with generator.engine.{name}: {why}$"):
+        await sampler.start(deadline_s=500)
+    await sampler.close()

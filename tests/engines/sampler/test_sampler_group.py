@@ -8,34 +8,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import torch
-from transformers import Qwen2ForCausalLM
 
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError, WeightSyncError
 from rlep.engines.learner.weight_sender import WeightSender
 from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.weights.weight_update import (
-    LOGPROB_TOLERANCE,
-    BroadcastGroup,
-    Probe,
     SharedMemoryWeights,
-    TensorSpec,
-    WeightUpdate,
 )
 from tests.engines.sampler.sampler_cases import (
     CONTEXT,
+    Published,
     build_model,
-    checksums_of,
     config_of,
     perturb,
-    sequence,
-    true_logprobs,
 )
 from tests.waiting import until
 
@@ -45,35 +37,8 @@ NCCL = GLOO.with_values(generator={"transfer": "nccl", "gpus": 1.0, "memory_util
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs two GPUs: one for each side")
 
 
-@dataclass
-class Rig:
-    """A started sampler, and the model whose weights it is sent."""
-
-    config: Config
-    sampler: Sampler
-    model: Qwen2ForCausalLM
-
-    @property
-    def layout(self) -> tuple[TensorSpec, ...]:
-        """What is sent, in this order."""
-        weights = self.model.named_parameters()
-        return tuple(
-            TensorSpec(name, self.config.generator.compute_dtype, tuple(weight.shape)) for name, weight in weights
-        )
-
-    @property
-    def tolerance(self) -> float:
-        """Of the log-prob check."""
-        return LOGPROB_TOLERANCE[self.config.generator.compute_dtype]
-
-    def offer(self, group: BroadcastGroup, version: int) -> WeightUpdate:
-        """The present weights."""
-        probes = tuple(
-            Probe(prompt, response, true_logprobs(self.model, prompt, response))
-            for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
-        )
-        checksums = checksums_of(self.model, getattr(torch, self.config.generator.compute_dtype))
-        return WeightUpdate(version, self.layout, group, probes, self.tolerance, checksums)
+class Rig(Published):
+    """A started sampler that is sent weights by a learner of this process."""
 
     def new_group(self, deadline_s: float = 60.0) -> WeightSender:
         """Of the learner and this generator."""

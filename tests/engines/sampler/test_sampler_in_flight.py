@@ -34,7 +34,7 @@ from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-CONFIG = config_of(max_sequences=32, max_batched_tokens=CONTEXT)
+CONFIG = config_of(max_sequences=32, max_batched_tokens=CONTEXT, engine=SMALL_BLOCKS)
 SAMPLING = Sampling(max_tokens=60)
 WRITERS, REQUESTS = 4, 300  # together 33 times what the engine holds: whenever the weights change, it is generating
 CHECKED = 150
@@ -101,7 +101,7 @@ async def rig(
     model = build_model(directory, tied=True)
     config = CONFIG.with_values(rollout={"max_staleness": 1, "partial": request.param})
     prepare_environment(config)
-    sampler = Sampler(directory, config, SMALL_BLOCKS)
+    sampler = Sampler(directory, config)
     await sampler.start(deadline_s=500)
     yield Rig(sampler, SharedMemoryWriter(directory), request.param, model)
     await sampler.close()

@@ -17,7 +17,6 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
-from transformers import Qwen2ForCausalLM
 
 from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, WeightSyncError
@@ -25,16 +24,13 @@ from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import (
-    LOGPROB_TOLERANCE,
-    Probe,
     SharedMemoryWeights,
-    TensorSpec,
     WeightUpdate,
 )
 from tests.engines.sampler.sampler_cases import (
     CONTEXT,
+    Published,
     build_model,
-    checksums_of,
     config_of,
     perturb,
     sequence,
@@ -52,32 +48,14 @@ GREEDY = Sampling(temperature=0.0, max_tokens=24)
 
 
 @dataclass
-class Rig:
-    """A started sampler, and the model whose weights it is given."""
+class Rig(Published):
+    """A started sampler, and a learner's file that weights are written to."""
 
-    config: Config
-    sampler: Sampler
-    model: Qwen2ForCausalLM
     writer: SharedMemoryWriter
-
-    @property
-    def tolerance(self) -> float:
-        """Of the log-prob check."""
-        return LOGPROB_TOLERANCE[self.config.generator.compute_dtype]
 
     def publish(self, version: int) -> WeightUpdate:
         """The present weights, whole."""
-        weights = list(self.model.named_parameters())
-        layout = tuple(
-            TensorSpec(name, self.config.generator.compute_dtype, tuple(weight.shape)) for name, weight in weights
-        )
-        probes = tuple(
-            Probe(prompt, response, true_logprobs(self.model, prompt, response))
-            for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
-        )
-        checksums = checksums_of(self.model, getattr(torch, self.config.generator.compute_dtype))
-        shared = self.writer.write(layout, weights, version)
-        return WeightUpdate(version, layout, shared, probes, self.tolerance, checksums)
+        return self.offer(self.writer.write(self.layout, self.model.named_parameters(), version), version)
 
     async def answer(self, seed: int, sampling: Sampling = GREEDY) -> Completion:
         """An answer of that seed to a prompt of that seed."""

@@ -11,7 +11,7 @@ import pytest
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, DataError
 from rlep.data.prompt_files import read_rows
-from rlep.hub.data_files import CONVERSION
+from rlep.hub.repository import CONVERSION
 from rlep.hub.resolve import pin
 from tests.fake_hub import Hub
 
@@ -96,3 +96,14 @@ def test_a_name_of_another_form_is_refused_as_the_config_is_read(name: str) -> N
         ConfigError, match=r"data.train = .* names no data set of the hub: the form is hf:ORG/NAME:SPLIT"
     ):
         load_config([], [f'data.train="{name}"'])
+
+
+def test_a_fault_of_a_row_is_told_by_the_data_set_s_name(hub: Hub) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"question": ["1?", "2?"], "answer": [["1"], ["2", "3"]]}), sink)
+    hub.push("datasets/org/lists", {"default/train/0000.parquet": sink.getvalue().to_pybytes()}, branch=CONVERSION)
+    with pytest.raises(DataError) as caught:
+        list(read_rows(Path("hf:org/lists:train")))
+    assert str(caught.value) == (
+        "hf:org/lists:train, 0000.parquet, row 2: the reference is list, expected one text or number"
+    )

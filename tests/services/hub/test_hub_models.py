@@ -119,7 +119,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_stopped(hub: Hub) -> None:
     hub.push(TINY, FILES)
     hub.broken.add("model.safetensors")
     assert (model_directory(resolved().model) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert sum(line.startswith("GET") and line.endswith("model.safetensors") for line in hub.asked) == 2
+    assert sum(line.startswith("GET") and "model.safetensors" in line for line in hub.asked) == 2
     assert not hub.broken
 
 
@@ -139,6 +139,7 @@ def test_a_name_that_stands_for_nothing_is_refused_in_a_sentence(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.push(TINY, FILES)
     hub.push("models/org/pickled", {"config.json": b"{}", "pytorch_model.bin": b"x"})
+    hub.push("models/org/gated", FILES)
     hub.gated.add("models/org/gated")
     with pytest.raises(ModelError) as caught:
         resolved(*overrides)

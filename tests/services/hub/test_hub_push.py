@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from huggingface_hub import HfApi, ModelCard, constants
+from typer.testing import CliRunner, Result
 
 from rlep.algorithms.evaluation import INTERVAL
 from rlep.cli import app
@@ -21,6 +24,7 @@ from tests.services.pool.pool_servers import serving, socket_in
 from tests.unit.launch.test_evaluated_model import checkpoint, run_of
 
 SHARED = "datasets/org/shared"
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # as huggingface_hub gives httpx2 a large file
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +124,7 @@ def test_without_a_token_that_may_write_a_push_is_one_sentence(
     refused = rlep.run("push", "org/shared")
     assert refused.exit_code == 2
     assert (
-        "refuses this for org/shared (401): give an access token that may, in HF_TOKEN, or by `hf auth login`"
+        "refuses this for org/shared (401): give an access token that may, in HF_TOKEN or by `hf auth login`"
         in " ".join(refused.stderr.split())
     )
     assert "hf_wrong" not in refused.output
@@ -156,6 +160,93 @@ def test_a_run_s_checkpoint_is_pushed_with_a_card_of_base_data_method_and_interv
     assert "update.lr = 1e-05" in card
     assert "10.0.0.1" not in card
     assert str(tmp_path) not in card
+
+
+def pushable(directory: Path, *settings: str) -> Path:
+    """Return a run on a model of the hub with a checkpoint of step 20."""
+    run = run_of(directory, "model.path=org/tiny", f"model.revision={'c' * 40}", *settings)
+    model = checkpoint(run, 20, 0.5) / "model"
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"new")
+    return run
+
+
+def pushed(run: Path) -> Result:
+    return CliRunner().invoke(app, ["push", str(run), "org/mine"])
+
+
+def test_a_second_push_of_the_same_changes_nothing(writer: Hub, rlep: Commands, tmp_path: Path) -> None:
+    run = pushable(tmp_path / "run")
+    assert pushed(run).stdout == pushed(run).stdout
+    assert len(writer.commits["models/org/mine"]) == 2  # the empty repository's, and the push's
+    filled(rlep, r"\boxed{2}")
+    assert rlep.run("push", "org/shared").stdout == rlep.run("push", "org/shared").stdout
+
+
+def test_the_hub_s_own_reader_reads_the_card(writer: Hub, tmp_path: Path) -> None:
+    data = 'data.train=[{path="hf:org/gsm8k/main:train"}, {path="mine.jsonl", weight=2}, {path="hf:org/aime:train"}]'
+    assert pushed(pushable(tmp_path / "run", data, "learner.lora_rank=8")).exit_code == 0
+    card = ModelCard(writer.head("models/org/mine")["README.md"].decode())
+    assert card.data.to_dict() == {
+        "tags": ["rlep", "reinforcement-learning", "experience-replay"],
+        "base_model": "org/tiny",
+        "datasets": ["org/aime", "org/gsm8k"],
+        "library_name": "transformers",
+    }
+    assert "LoRA of rank 8, merged" in card.text
+
+
+def test_a_run_may_go_on_while_it_is_pushed(writer: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes the checkpoint that is being uploaded."""
+    run = pushable(tmp_path / "run")
+    commits = HfApi.create_commit
+
+    def create_commit(*given: object, **options: object) -> object:
+        shutil.rmtree(run / "checkpoints" / "step-000020")
+        return commits(*given, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(HfApi, "create_commit", create_commit)
+    assert pushed(run).exit_code == 0
+    assert writer.head("models/org/mine")["model.safetensors"] == b"new"
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+def test_large_files_go_into_a_storage_of_their_own(
+    writer: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage is hf_xet's own, in a directory; the hub's commit has a pointer."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    writer.storage = tmp_path / "storage"
+    assert pushed(pushable(tmp_path / "run")).exit_code == 0
+    digest = hashlib.sha256(b"new").hexdigest()
+    assert f"oid sha256:{digest}\nsize 3\n" in writer.head("models/org/mine")["model.safetensors"].decode()
+    assert not writer.uploaded
+    assert list(writer.storage.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "sentence"),
+    [
+        ("/signed/", 403, "refuses this for org/mine (403): give an access token that may"),
+        ("/preupload/", 404, "answers 404 for org/mine; try again later"),
+        ("/commit/", 409, "answers 409 for org/mine; try again later"),
+    ],
+)
+def test_an_upload_that_fails_is_one_sentence(
+    writer: Hub, tmp_path: Path, part: str, status: int, sentence: str
+) -> None:
+    writer.refusals.append((part, status, {}))
+    refused = pushed(pushable(tmp_path / "run"))
+    assert refused.exit_code == 2
+    assert sentence in " ".join(refused.stderr.split())
+    assert "hf_secret" not in refused.output
+    assert not writer.head("models/org/mine")
+
+
+def test_large_files_are_sent_without_the_token(writer: Hub, tmp_path: Path) -> None:
+    assert pushed(pushable(tmp_path / "run")).exit_code == 0
+    assert {shown for host, shown in writer.shown if host == writer.files_url} == {None}
+    assert list(writer.uploaded.values()) == [b"new"]
 
 
 def test_what_is_no_run_is_refused(writer: Hub, tmp_path: Path) -> None:

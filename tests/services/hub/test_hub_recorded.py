@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.hub.data_files import CONVERSION
+from rlep.hub.repository import CONVERSION
 from rlep.launch.command import resolve_names, run_of
 from tests.fake_hub import Hub
 
@@ -30,6 +31,9 @@ class Notes:
 
     def note(self, text: str) -> None:
         self.lines.append(text)
+
+    def phase(self, name: str, total: int, unit: str) -> AbstractContextManager[object]:
+        return nullcontext(lambda by: None)
 
 
 def settings(*overrides: str) -> Config:
@@ -89,7 +93,7 @@ def test_another_command_in_the_directory_is_still_told_so_first(hub: Hub) -> No
 
 def test_a_pool_is_told_the_commit_of_the_model_that_wrote_a_response(hub: Hub) -> None:
     model, _ = begun(hub)
-    inputs = Inputs(load_tokenizer(QUICKSTART), 42, "digest", "template", None, None)
+    inputs = Inputs(load_tokenizer(QUICKSTART), 42, "digest", None, None)
     given = None, None, Notes()
     assert run_of(resolved(), inputs, *given).policy_digest == f"rlep:org/tiny@{model}"  # type: ignore[arg-type]
     own = load_config([], [f'model.path="{QUICKSTART}"'])

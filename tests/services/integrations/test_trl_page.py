@@ -18,7 +18,10 @@ PAGE = ROOT / "docs" / "how-to" / "replay-in-trl.md"
 def test_the_pages_training_replays(tmp_path: Path) -> None:
     home = workplace(tmp_path, PAGE)
     (block,) = blocks(PAGE)
-    environment = own_environment() | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}"}
+    environment = own_environment() | {
+        "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}",
+    }
     environment |= {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(
         ["bash", "-euc", block.text],

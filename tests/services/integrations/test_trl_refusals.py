@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from rlep import PoolClient
+from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError, DeadlineExceeded, MixingError, PoolError, RlepError
+from rlep.engines.tokenizer import Tokenizer
 from rlep.integrations import replayer
 from rlep.integrations.trl import TrlReplay
 from tests.services.integrations.conftest import OpenPool
@@ -23,6 +25,7 @@ from tests.services.integrations.trl_scene import (
     origin,
     questions,
     solutions,
+    tokenizer,
     trained,
     trainer_of,
 )
@@ -92,12 +95,28 @@ def test_a_pool_of_another_tokenizer_or_template_is_refused_at_the_first_step(
         trained(tmp_path, TrlReplay(pool_of()), max_steps=1)
 
 
-def test_arguments_of_the_template_are_part_of_it(pool_of: OpenPool, tmp_path: Path) -> None:
+def test_arguments_that_the_template_reads_are_part_of_it(pool_of: OpenPool, tmp_path: Path) -> None:
+    def first_step(**variables: object) -> None:
+        with pool_of() as pool:
+            replay = TrlReplay(pool, source="offline")
+            trainer = trainer_of(
+                tmp_path,
+                rewards=[replay.reward(correct)],
+                rollout_func=replay.rollout,
+                max_steps=1,
+                chat_template_kwargs=variables,
+            )
+            trainer.processing_class.chat_template = backend.chat_template
+            trainer.train()
+
+    backend = tokenizer()
+    backend.chat_template = "{% if brief %}{% endif %}" + backend.chat_template
+    digest = Tokenizer(backend, ModelConfig()).template_digest
     with pool_of() as pool:
-        fill(pool, solutions(1))
-    given: dict[str, Any] = {"max_steps": 1, "chat_template_kwargs": {"enable_thinking": False}}
-    with pytest.raises(PoolError, match=f"chat template {origin('teacher').template_digest}; this run's is"):
-        trained(tmp_path, TrlReplay(pool_of()), **given)
+        fill(pool, solutions(1), origin("teacher", template_digest=digest))
+    first_step(unread=True)
+    with pytest.raises(PoolError, match=f"chat template {digest}; this run's is"):
+        first_step(brief=True)
 
 
 def test_a_replay_that_is_too_long_or_beyond_the_vocabulary_is_refused(pool_of: OpenPool, tmp_path: Path) -> None:

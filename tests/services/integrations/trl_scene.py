@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from rlep import PoolClient
+from rlep.config.schema import ModelConfig
 from rlep.core.types import Trajectory, prompt_id_of, question_text
 from rlep.engines.tokenizer import Tokenizer
 from rlep.integrations.replayer import Origin, Replayer, Row
@@ -42,8 +43,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def origin(run: str, **given: Any) -> Origin:
     """A run of the scene's model."""
-    mine = Tokenizer(tokenizer())
-    values: dict[str, Any] = {"tokenizer_digest": mine.digest, "template_digest": mine.template_digest()}
+    mine = Tokenizer(tokenizer(), ModelConfig())
+    values: dict[str, Any] = {"tokenizer_digest": mine.digest, "template_digest": mine.template_digest}
     return Origin(run, **values | given)
 
 

@@ -43,6 +43,7 @@ def odd_ones(make: MakeTrajectory) -> list[Trajectory]:
                 Sampling(0.7, 0.95, 20, 48, 0.05, 1.1, ("\n",), (7,)),
                 "processed",
                 "bfloat16",
+                "t",
             ),
             metadata={"ключ": "\x1b[31m", "": "x" * 5000},
         ),

@@ -82,6 +82,22 @@ def test_a_judge_scores_what_it_is_shown(tmp_path: Path, monkeypatch: pytest.Mon
     assert {(verdict.verifier, verdict.version) for verdict in found} == {(f"judge:{file}", read_judge(file).digest)}
 
 
+def test_a_judge_is_shown_the_question_and_only_what_follows_the_mark(tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    def answer(path: str, body: bytes, times: int) -> tuple[int, str]:
+        shown.append(json.loads(body)["messages"][0]["content"])
+        return said("<score>1</score>")
+
+    with serving(answer) as server:
+        profile = f"judge:{judge_file(tmp_path, f'{server.url}/v1')}"
+        with build_verifier(profile, answer_after="</think>") as verifier:
+            asked = Asked("2 + 2?", json.dumps({"level": 3}))
+            verdicts = verifier.grade("4", ["<think>5?</think>It is 4", "It is 4"], [False] * 2, asked)
+    assert [verdict.status for verdict in verdicts] == ["correct", "no_answer"]
+    assert shown == ["Question: 2 + 2?\nReference: 4 (3)\nResponse: It is 4\n{other}"]
+
+
 def test_scores_of_another_range_and_form_are_read_and_further_fields_are_sent(tmp_path: Path) -> None:
     bodies: list[dict[str, Any]] = []
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, zero_variance
+from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, whitened, zero_variance
 from rlep.core.errors import ConfigError
 from tests.golden.reference_update import advantages as reference
 from tests.unit.algorithms.algorithm_values import PROPERTY
@@ -90,6 +93,20 @@ def test_the_order_of_the_batch_and_the_names_of_groups_do_not_matter(
 def test_constant_groups_are_exactly_zero(reward: float, size: int, ddof: int, eps: float) -> None:
     assert not group_advantages([reward] * size, [3] * size, ddof=ddof, eps=eps).any()
     assert not leave_one_out_advantages([reward] * size, [3] * size).any()
+
+
+@pytest.mark.parametrize(("name", "baseline"), [("REINFORCE++", False), ("REINFORCE++-baseline", True)])
+def test_whitened_advantages_are_those_of_verl(name: str, baseline: bool) -> None:
+    verl = json.loads((Path(__file__).parents[2] / "golden" / "verl_values.json").read_text())
+    rewards = group_advantages(verl["rewards"], verl["groups"], scale=False) if baseline else verl["rewards"]
+    assert whitened(rewards, verl["lengths"]) == pytest.approx(verl[name], rel=1e-7)
+
+
+def test_whitening_counts_tokens_and_leaves_out_untrained_sequences() -> None:
+    # Tokens 1, 1, 1, −3: mean 0, variance 12 / 3 = 4. The third sequence has no trained token.
+    assert whitened([1, -3, 50], [3, 1, 0]) == pytest.approx([0.5, -1.5, 25])
+    assert whitened([0.7, 0.7, 9], [3, 1, 0]).tolist() == [0, 0, 0]
+    assert whitened([], []).shape == (0,)
 
 
 @PROPERTY

@@ -12,21 +12,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlep.algorithms.loss import LossSums, packed_policy_loss, packed_tokens
+from rlep.algorithms.corrections import importance
+from rlep.algorithms.loss import NO_REPLAY, LossSums, packed_policy_loss, packed_tokens
 from rlep.algorithms.loss_values import high_entropy_mask, normalizers, regulariser_normalizers
 from rlep.algorithms.packing import Budget, pack, take
+from rlep.config.section import CorrectionConfig
 from rlep.config.training import LossConfig
 from rlep.core.types import SequenceBatch
 from tests.unit.algorithms.algorithm_values import FEW, batch_of, packed_one
 
+SEQUENCE = CorrectionConfig(weight="sequence", cap=2.0, mask="geometric", low=0.5, high=1.5)
 EVERYTHING = [
     LossConfig(),
     LossConfig(aggregation="prompt-token-mean", dual_clip=None),
     LossConfig(aggregation="seq-mean-token-mean", level="sequence", clip_low=3e-4, clip_high=4e-4),
-    LossConfig(aggregation="seq-mean-token-sum", tis_cap=2.0),
+    LossConfig(aggregation="seq-mean-token-sum", correction=SEQUENCE),
     LossConfig(aggregation="fixed-length"),
     LossConfig(surrogate="cispo", dual_clip=None),
     LossConfig(kl_coef=0.1, kl_estimator="k3", entropy_coef=0.01),
+    LossConfig(kl_coef=0.1, kl_estimator="k1"),
     LossConfig(high_entropy_fraction=0.3),
 ]
 
@@ -63,6 +67,7 @@ def part_of(
     high = None
     if options.high_entropy_fraction < 1:
         high = torch.tensor(high_entropy_mask(values["entropy"], mask, options.high_entropy_fraction)[at])
+    factors = importance(batch, options, NO_REPLAY)
     packed = packed_tokens(
         take(batch, indices),
         logprobs,
@@ -71,6 +76,7 @@ def part_of(
         entropy=torch.tensor(values["entropy"][at]),
         high_entropy=high,
         regulariser_weights=regulariser_normalizers(batch, options, fixed_length=9)[indices],
+        importance=None if factors is None else factors[at],
     )
     loss, sums = packed_policy_loss(packed, options)
     loss.backward()
@@ -135,24 +141,18 @@ def test_cispo_without_a_clip_range_and_advantage_1_is_maximum_likelihood() -> N
     assert (loss, gradient) == (3.0, [-1.0, -1.0])
 
 
-def test_truncated_importance_sampling_weighs_fresh_tokens_only() -> None:
-    # π_learner/π_sampler = e (cut at 2), 1/e, and a replay whose sampler was another policy
+def test_importance_multiplies_the_terms_and_their_gradients() -> None:
+    # Weights 2, 1/e and 0; the token with weight 0 is left out, and its clip is not counted.
     values: dict[str, Any] = {
         "logprobs": [-1.0, -2.0, -3.0],
-        "behaviour_logprobs": torch.tensor([-2.0, -1.0, math.nan], dtype=torch.float64),
-        "sequences": [0, 0, 1],
-        "weights": [1.0, 1.0],
-        "replayed": [False, True],
+        "old_logprobs": [-1.0, -2.0, -4.0],
+        "importance": torch.tensor([2.0, math.exp(-1), 0.0], dtype=torch.float64),
     }
-    loss, gradient, _ = packed_one(LossConfig(tis_cap=2.0), **values)
-    assert loss == pytest.approx(-(2 + math.exp(-1) + 1))
-    assert gradient == pytest.approx([-2, -math.exp(-1), -1])
-
-
-def test_importance_sampling_without_the_samplers_log_prob_of_a_fresh_token_is_refused() -> None:
-    behaviour = torch.tensor([-1.0, math.nan], dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"every token it weighs; some are unknown \(NaN\)"):
-        packed_one(LossConfig(tis_cap=2.0), logprobs=[-1.0, -1.0], behaviour_logprobs=behaviour)
+    loss, gradient, sums = packed_one(LossConfig(correction=SEQUENCE), **values)
+    assert loss == pytest.approx(-(2 + math.exp(-1)))
+    assert gradient == pytest.approx([-2, -math.exp(-1), 0])
+    assert sums.metrics()["fresh/tokens"] == 3
+    assert sums.metrics()["fresh/clip_fraction_high"] == 0
 
 
 def test_the_entropy_bonus_is_taken_off_the_loss() -> None:
@@ -189,7 +189,7 @@ def test_the_entropy_threshold_is_of_unmasked_tokens_and_keeps_ties() -> None:
     ("options", "message"),
     [
         (LossConfig(kl_coef=0.1), "kl_coef needs reference_logprobs of every response token"),
-        (LossConfig(tis_cap=2.0), "tis_cap needs behaviour_logprobs"),
+        (LossConfig(correction=SEQUENCE), "loss.correction needs importance"),
         (LossConfig(entropy_coef=0.1), "entropy_coef needs entropy"),
         (LossConfig(high_entropy_fraction=0.2), "high_entropy_fraction needs high_entropy"),
     ],
@@ -270,9 +270,9 @@ def test_an_update_with_nothing_to_train_is_zero() -> None:
 def test_only_the_policy_in_training_gets_a_gradient() -> None:
     others = {
         name: torch.tensor([-0.5], dtype=torch.float64, requires_grad=True)
-        for name in ("old_logprobs", "advantages", "reference_logprobs", "behaviour_logprobs")
+        for name in ("old_logprobs", "advantages", "reference_logprobs")
     }
-    packed_one(LossConfig(kl_coef=0.1, tis_cap=2.0), logprobs=[-0.4], **others)
+    packed_one(LossConfig(kl_coef=0.1), logprobs=[-0.4], **others)
     assert all(values.grad is None for values in others.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,17 @@ def test_required_replays_that_the_pool_lacks_are_refused_with_the_fix() -> None
 def test_any_other_number_of_fresh_rollouts_is_refused(count: int) -> None:
     with pytest.raises(MixingError, match=rf"prompt {PROMPT.id}: {count} fresh rollouts, the group needs exactly 2"):
         mixed(fresh_of(PROMPT, "+" * count))
+
+
+@pytest.mark.parametrize(("stored", "own"), [("", "new"), ("old", ""), ("new", "new"), ("old", "new")])
+def test_a_replay_to_a_prompt_made_otherwise_is_refused_where_both_are_known(stored: str, own: str) -> None:
+    source = replace(trajectory_of(PROMPT).provenance, template_digest=stored)
+    replays = [replace(member, provenance=source) for member in replays_of(PROMPT, 1)]
+    if (stored, own) != ("old", "new"):
+        assert len(mixed(fresh_of(PROMPT, "+-"), replays, template_digest=own).replays) == 1
+        return
+    with pytest.raises(MixingError, match=r'made by template old, this run\'s are by new: .*other_template = "render"'):
+        mixed(fresh_of(PROMPT, "+-"), replays, template_digest=own)
 
 
 def test_more_than_m_replays_are_refused() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlep.algorithms.loss_values import incomparable, old_logprobs
+from rlep.algorithms.loss_values import Scoring, incomparable, old_logprobs
 from rlep.algorithms.packing import sequence_batch
 from rlep.core.errors import ConfigError, MixingError
 from rlep.core.types import Group, Sampling
 from tests.unit.algorithms.algorithm_values import TOKENIZER, fresh_of, prompt_of, trajectory_of
 
 PROMPT = prompt_of()
+PLAIN = Scoring(TOKENIZER)
 RECOMPUTED = np.array([-1, -2, -3, -4, -5], dtype=np.float32)
 
 
@@ -23,7 +25,7 @@ def old_of(choice: Any, **replay: Any) -> list[float]:
     group = Group(PROMPT, 7, tuple(fresh_of(PROMPT, "+", length=2)), (stored,))
     batch = sequence_batch([group], [0.0, 0.0])
     before = RECOMPUTED.copy()
-    result = old_logprobs(choice, batch, group.members, RECOMPUTED, tokenizer_digest=TOKENIZER)
+    result = old_logprobs(choice, batch, group.members, RECOMPUTED, PLAIN)
     assert (before == RECOMPUTED).all()
     return result.tolist()
 
@@ -64,12 +66,12 @@ def test_stored_log_probs_that_are_not_comparable_are_refused_with_the_reason(
 
 def test_all_reasons_are_named_at_once() -> None:
     stored = trajectory_of(PROMPT, dtype="bfloat16", sampling=Sampling(temperature=0.7, top_p=0.95))
-    assert incomparable(stored, TOKENIZER) == (
+    assert incomparable(stored, PLAIN) == (
         "computed in bfloat16, sampled at temperature 0.7, not 1, sampled with top_p 0.95, not 1"
     )
-    assert incomparable(trajectory_of(PROMPT), TOKENIZER) == ""
+    assert incomparable(trajectory_of(PROMPT), PLAIN) == ""
     ended = trajectory_of(PROMPT, sampling=Sampling(stop=("</answer>",), stop_tokens=(7,)))  # as likely as ever
-    assert incomparable(ended, TOKENIZER) == ""
+    assert incomparable(ended, PLAIN) == ""
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,14 @@ def test_all_reasons_are_named_at_once() -> None:
 )
 def test_log_probs_are_compared_at_one_temperature(mode: str, sampled: float, trained: float, reason: str) -> None:
     stored = trajectory_of(PROMPT, mode=mode, sampling=Sampling(temperature=sampled))
-    assert incomparable(stored, TOKENIZER, trained) == reason
+    assert incomparable(stored, Scoring(TOKENIZER, temperature=trained)) == reason
+
+
+def test_log_probs_after_a_prompt_made_otherwise_are_not_comparable() -> None:
+    stored = trajectory_of(PROMPT)
+    stored = replace(stored, provenance=replace(stored.provenance, template_digest="old"))
+    assert incomparable(stored, Scoring(TOKENIZER, "new")) == "after a prompt by template 'old'"
+    assert (incomparable(stored, Scoring(TOKENIZER, "old")), incomparable(stored, PLAIN)) == ("", "")
 
 
 def test_unknown_modes_and_lengths_that_disagree_are_refused() -> None:
@@ -94,4 +103,4 @@ def test_unknown_modes_and_lengths_that_disagree_are_refused() -> None:
         old_of("stored")
     batch = sequence_batch([Group(PROMPT, 7, tuple(fresh_of(PROMPT, "+", length=2)), ())], [0.0])
     with pytest.raises(ValueError, match="1 members and 5 log-probs for a batch of 1 sequences and 2 response tokens"):
-        old_logprobs("recompute", batch, fresh_of(PROMPT, "+"), RECOMPUTED, tokenizer_digest=TOKENIZER)
+        old_logprobs("recompute", batch, fresh_of(PROMPT, "+"), RECOMPUTED, PLAIN)

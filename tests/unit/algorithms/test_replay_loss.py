@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from rlep.algorithms.corrections import importance
 from rlep.algorithms.loss import packed_policy_loss, packed_tokens, shaped_terms
 from rlep.algorithms.loss_values import normalizers
 from rlep.config.replay import ReplayConfig
+from rlep.config.section import CorrectionConfig
 from rlep.config.training import LossConfig
 from tests.unit.algorithms.algorithm_values import batch_of
 
@@ -29,8 +31,11 @@ OPTIONS = [
     (LOSS, replay_of(weight=0.0)),
     (LOSS, replay_of(shaping=0.1)),
     (LossConfig(dual_clip=None), replay_of(shaping=0.5, weight=2.0)),
-    (LOSS, replay_of(is_cap=1.5)),
-    (LossConfig(aggregation="seq-mean-token-mean"), replay_of(is_cap=1.0, weight=0.5)),
+    (LOSS, replay_of(correction=CorrectionConfig(weight="token", cap=1.5))),
+    (
+        LossConfig(aggregation="seq-mean-token-mean"),
+        replay_of(correction=CorrectionConfig(weight="token", cap=1.0), weight=0.5),
+    ),
 ]
 
 
@@ -45,8 +50,8 @@ def token(new: float, old: float, sampler: float, advantage: float, replayed: bo
         term = max(-advantage * ratio, -advantage * clipped)
         if advantage < 0 and loss.dual_clip is not None:
             term = min(term, -advantage * loss.dual_clip)
-    if replayed and replay.is_cap is not None:
-        term *= min(math.exp(old - sampler), replay.is_cap)
+    if replayed and replay.correction is not None and replay.correction.cap is not None:
+        term *= min(math.exp(old - sampler), replay.correction.cap)
     return term * replay.weight if replayed else term
 
 
@@ -76,7 +81,7 @@ def test_loss_and_gradient_are_those_of_plain_loops(rules: Rules) -> None:
     assert batch.behaviour_logprobs is not None
     old, sampler = batch.old_logprobs.astype(np.float64), batch.behaviour_logprobs.astype(np.float64)
     advantages = [float(value) for value in batch.advantages]
-    loss, _ = packed_policy_loss(packed_tokens(batch, logprobs, weights), *rules)
+    loss, _ = packed_policy_loss(packed_tokens(batch, logprobs, weights, importance=importance(batch, *rules)), *rules)
     loss.backward()
     assert loss.item() == pytest.approx(loss_of(new), rel=1e-9)
     assert logprobs.grad is not None
@@ -107,5 +112,8 @@ def test_shaped_tokens_are_not_counted_as_clipped() -> None:
 
 def test_importance_sampling_needs_the_samplers_log_probs() -> None:
     batch = batch_of([1], advantages=[1.0], groups=[0], replayed=[True], old=np.array([-1.0]))
-    with pytest.raises(ValueError, match=r"replay\.is_cap needs behaviour_logprobs"):
-        packed_policy_loss(packed_tokens(batch, torch.zeros(1), normalizers(batch, LOSS)), LOSS, replay_of(is_cap=2.0))
+    rule = replay_of(correction=CorrectionConfig(weight="token", cap=2.0))
+    with pytest.raises(ValueError, match="need the old and the behaviour log-probs"):
+        importance(batch, LOSS, rule)
+    with pytest.raises(ValueError, match=r"replay\.correction needs importance of every response token"):
+        packed_policy_loss(packed_tokens(batch, torch.zeros(1), normalizers(batch, LOSS)), LOSS, rule)

@@ -1,19 +1,16 @@
-"""How old tokens are, and the importance weights that correct for it."""
+"""How old tokens are."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import e
 
 import numpy as np
 import pytest
-import torch
 
-from rlep.algorithms.loss import truncated_importance
 from rlep.algorithms.mixing import mix
-from rlep.algorithms.rollout_stats import importance_weights, token_staleness
+from rlep.algorithms.rollout_stats import token_staleness
 from rlep.core.errors import MixingError, StaleRolloutError
-from rlep.core.types import Int32Array, SequenceBatch, Trajectory
+from rlep.core.types import Trajectory
 from tests.unit.driver.driver_values import TOKENIZER, answer_of, prompts_of
 
 (PROMPT,) = prompts_of(1)
@@ -70,48 +67,3 @@ def mix_of(one: Trajectory, bound: int) -> tuple[Trajectory, ...]:
         tokenizer_digest=TOKENIZER,
         max_staleness=bound,
     ).fresh
-
-
-def batch_of(old: list[float], behaviour: list[float]) -> SequenceBatch:
-    """Three sequences of 3, 2 and 1 response tokens: fresh, replayed, and fresh but not trained."""
-    lengths = np.array([3, 2, 1])
-    return SequenceBatch(
-        tokens=zeros(6 + 3),
-        offsets=np.concatenate([[0], np.cumsum(lengths + 1)]).astype(np.int64),
-        prompt_lengths=np.ones(3, dtype=np.int32),
-        advantages=np.zeros(3, dtype=np.float32),
-        trained=np.array([True, True, False]),
-        groups=zeros(3),
-        replayed=np.array([False, True, False]),
-        old_logprobs=np.array(old, dtype=np.float32),
-        behaviour_logprobs=np.array(behaviour, dtype=np.float32),
-    )
-
-
-def zeros(count: int) -> Int32Array:
-    return np.zeros(count, dtype=np.int32)
-
-
-def test_weights_are_the_learners_probability_over_the_samplers_up_to_the_cap() -> None:
-    # Equal; e times as likely under the learner, cut at 2; a quarter as likely (log 4 = 1.386).
-    batch = batch_of([-1.0, -0.5, -2.386294, -9, -9, -9], [-1.0, -1.5, -1.0, np.nan, np.nan, 0])
-    assert importance_weights(batch, 2.0) == pytest.approx([1.0, 2.0, 0.25], abs=1e-6)
-    assert importance_weights(batch, 5.0) == pytest.approx([1.0, e, 0.25], abs=1e-6)
-
-
-def test_weights_are_those_of_the_loss() -> None:
-    draw = np.random.default_rng(0)
-    old, behaviour = -draw.random(6) * 4, -draw.random(6) * 4
-    batch = batch_of(old.tolist(), behaviour.tolist())
-    fresh = torch.tensor([True, True, True, False, False, False])
-    assert batch.old_logprobs is not None
-    assert batch.behaviour_logprobs is not None
-    taken = truncated_importance(
-        torch.from_numpy(batch.old_logprobs).double(), torch.from_numpy(batch.behaviour_logprobs).double(), fresh, 1.5
-    )
-    np.testing.assert_allclose(importance_weights(batch, 1.5), taken[:3].numpy(), rtol=1e-12)
-
-
-def test_unknown_log_probs_are_refused() -> None:
-    with pytest.raises(ValueError, match="need the old and the behaviour log-probs"):
-        importance_weights(replace(batch_of([0] * 6, [0] * 6), old_logprobs=None), 2.0)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from rlep.check.prompts_shown import prompt_notes, read_prompts
+from rlep.config.schema import ModelConfig
 from rlep.config.settings import load_config
 from rlep.core.errors import ModelError
 from rlep.engines.tokenizer import load_tokenizer
 from tests.engines.test_thinking_tokens import CHATML, R1, write
+from tests.qwen3 import write_tokenizer
 from tests.small import BASE
 
 
@@ -47,7 +49,27 @@ def test_each_prompt_knows_what_it_opens_and_the_user_is_told(
     config = load_config([BASE], [f'model.path="{tmp_path / "model"}"', "data.max_prompt_tokens=200"])
     found = read_prompts(config, [data], tokenizer, training=True)
     assert [prompt.opening for prompt in found.prompts] == [opening] * 2
-    assert prompt_notes(tokenizer, (found, None), chat_template=True) == notes
+    assert prompt_notes(tokenizer, (found, None), None) == notes
+
+
+def test_a_mark_that_the_prompt_closes_itself_is_not_to_be_asked_of_responses(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "4"}))
+    write_tokenizer(tmp_path / "model")
+    for template, notes in (("{}", 0), ("{ enable_thinking = false }", 1)):
+        model = [f'model.path="{tmp_path / "model"}"', f"model.template={template}"]
+        config = load_config([BASE], [*model, "data.max_prompt_tokens=200"])
+        tokenizer = load_tokenizer(tmp_path / "model", config.model)
+        found = read_prompts(config, [tmp_path / "data.jsonl"], tokenizer, training=True)
+        assert prompt_notes(tokenizer, (found,), None) == []
+        said = prompt_notes(tokenizer, (found,), "</think>")
+        assert ["prompts end in </think>, and verifier.answer_after" in note for note in said] == [True] * notes
+
+
+def test_what_the_tokenizer_appends_to_texts_is_told_where_prompts_are_texts(tmp_path: Path) -> None:
+    write(tmp_path, appends=True, special=False)
+    plain = load_tokenizer(tmp_path, ModelConfig(chat_template=False))
+    assert prompt_notes(plain, (), None) == ["the tokenizer ends texts in its EOS: prompts are given without it"]
+    assert prompt_notes(load_tokenizer(tmp_path), (), None) == []
 
 
 def test_a_template_that_fails_ends_the_reading_with_its_sentence(tmp_path: Path) -> None:

@@ -68,6 +68,18 @@ ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
         (["rollout.prompts=32"], r"update\.prompts = 64 does not divide rollout\.prompts = 32"),
         (["rollout.max_tokens=512"], r"reward\.overlong_buffer = 512 must be smaller than rollout\.max_tokens = 512"),
         (["rollout.fresh=1"], r"rollout\.fresh = 1 without replays"),
+        (
+            ["rollout.max_staleness=1", "loss.correction.mask=geometric", "loss.correction.high=1.01"],
+            r"rollout\.max_staleness = 1 needs loss\.correction\.weight: a mask alone",
+        ),
+        (["loss.correction=2"], r"loss\.correction = 2: must be a table of names and values"),
+        (
+            ["loss.correction.weight=token"],
+            r"^loss\.correction = \{'weight': 'token'\}: nothing bounds a ratio here: set cap",
+        ),
+        (["loss.correction.cap=-1"], r"loss\.correction\.cap = -1: must be more than 0"),
+        (["loss.correction.caps=2"], r"loss\.correction\.caps = 2: is not a known key"),
+        (["loss.tis_cap=2"], r"unknown key loss\.tis_cap; did you mean loss\.correction\?"),
         (["reward.correct=-1"], r"reward\.correct = -1\.0 must exceed reward\.otherwise = -1\.0"),
         (
             ["generator.lease_s=153"],
@@ -97,6 +109,7 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
 
 GREEDY = "evaluation.temperature=0"
 WARM = "rollout.temperature=0.6"
+TIS = 'loss.correction={weight="token",cap=2}'
 
 
 @pytest.mark.parametrize(
@@ -111,18 +124,24 @@ WARM = "rollout.temperature=0.6"
             r"needs evaluation\.final_samples = 1 or none, not 8",
         ),
         (["rollout.temperature=0"], r"rollout\.temperature = 0: must be more than 0"),
+        (["rollout.temperature=0.009"], r"^rollout\.temperature = 0\.009: vLLM would sample at 0\.01; set it to that"),
+        (["evaluation.temperature=0.009"], r"^evaluation\.temperature = 0\.009: vLLM would sample at 0\.01"),
+        (["collection.temperature=0.009"], r"^collection\.temperature = 0\.009: vLLM would sample at 0\.01"),
+        (["rollout.temperature=2.1"], r"^rollout\.temperature = 2\.1: must be at most 2"),
+        (["evaluation.temperature=2.1"], r"^evaluation\.temperature = 2\.1: must be at most 2"),
+        (["collection.temperature=2.1"], r"^collection\.temperature = 2\.1: must be at most 2"),
         (["collection.temperature=0"], r"collection\.temperature = 0: must be more than 0"),
         (['rollout.stop=[""]'], r"rollout\.stop\.0 = '': must have at least 1 character"),
         (['rollout.stop="</answer>"'], r"rollout\.stop = '</answer>': must be a list"),
         (["rollout.stop_tokens=[-1]"], r"rollout\.stop_tokens\.0 = -1: must be at least 0"),
         (
-            ["loss.tis_cap=2", WARM],
-            r'tis_cap = 2 needs rollout\.temperature = 1, not 0\.6: set loss\.temperature = "rollout"',
+            [TIS, WARM],
+            r'cap = 2 } needs rollout\.temperature = 1, not 0\.6: set loss\.temperature = "rollout"',
         ),
         (["loss.temperature=0.6"], r"loss\.temperature = 0\.6: must be 1 or 'rollout'"),
-        (["loss.tis_cap=2", "loss.temperature=rollout", "rollout.top_p=0.9"], r"needs rollout\.top_p = 1, not 0\.9"),
-        (["loss.tis_cap=2", "rollout.min_p=0.1"], r"loss\.tis_cap = 2 needs rollout\.min_p = 0, not 0\.1"),
-        (["loss.tis_cap=2", "rollout.repetition_penalty=1.1"], r"needs rollout\.repetition_penalty = 1, not 1\.1"),
+        ([TIS, "loss.temperature=rollout", "rollout.top_p=0.9"], r"needs rollout\.top_p = 1, not 0\.9"),
+        ([TIS, "rollout.min_p=0.1"], r"cap = 2 } needs rollout\.min_p = 0, not 0\.1"),
+        ([TIS, "rollout.repetition_penalty=1.1"], r"needs rollout\.repetition_penalty = 1, not 1\.1"),
     ],
 )
 def test_sampling_that_cannot_be_is_refused(overrides: list[str], message: str) -> None:
@@ -155,12 +174,13 @@ def test_a_best_checkpoint_by_evaluations_that_none_has_is_refused(overrides: li
     "overrides",
     [
         ["loss.kl_estimator=k1"],
-        ["loss.kl_coef=0.03", "loss.kl_estimator=k2"],
+        ["loss.kl_coef=0.03", "loss.kl_estimator=k1"],
         [WARM],
-        ["loss.tis_cap=2"],
+        ["rollout.fresh=1", "advantage.estimator=batch", "advantage.scale=batch"],
+        [TIS],
         [WARM, *LIVE],
-        [WARM, "loss.temperature=rollout", "loss.tis_cap=2", "rollout.max_staleness=1"],
-        [WARM, "loss.temperature=rollout", *LIVE, "replay.is_cap=2"],
+        [WARM, "loss.temperature=rollout", TIS, "rollout.max_staleness=1"],
+        [WARM, "loss.temperature=rollout", *LIVE, TIS.replace("loss", "replay")],
         ["loss.temperature=1.0"],
         [WARM, "replay.count=2", "replay.old_logprobs=behaviour"],  # the pool's records say how they were sampled
         [*BEST, "checkpoint.every=5"],
@@ -199,10 +219,21 @@ def test_a_lease_lasts_as_long_as_the_longest_response_may_take(given: object, m
         ("worker_extension_cls", "rlep places and watches the engine's processes"),
         ("data_parallel_rpc_port", "rlep places and watches the engine's processes"),
         ("hf_token", "no key holds a secret"),
+        ("trust_remote_code", "no code is loaded by a name, nor that of a model's repository"),
+        ("quantization", "published weights are compared to the bit with those that generators hold"),
+        (
+            "speculative_config",
+            "a draft model would get no new weights, and a seed would no longer give the same response",
+        ),
+        ("kv_transfer_config", "keys and values must not outlive the policy version"),
+        ("generation_config", "a response ends at every EOS of the model's own; for others set rollout.stop_tokens"),
+        ("override_generation_config", "set the keys of rollout, evaluation and collection"),
+        ("enable_lora", "set learner.lora_rank: generators get merged weights"),
+        ("tokens_only", "the weights, the tokenizer and the distribution are those of model.path"),
     ],
 )
-def test_an_engine_argument_that_rlep_sets_is_refused_with_what_sets_it(name: str, remedy: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^generator\.engine\.{name}: rlep sets this argument of vLLM; {remedy}"):
+def test_an_engine_argument_that_rlep_owns_is_refused_with_the_reason_or_the_key(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^generator\.engine\.{name} is refused: {remedy}"):
         load_config([], [f'generator.engine.{name}="x"'])
 
 

@@ -9,7 +9,7 @@ import pytest
 from rlep.config.settings import parse_config
 from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling
-from tests.unit.driver.driver_values import config_of
+from tests.unit.driver.driver_values import TIS, config_of
 
 
 def rates(steps: int, **update: Any) -> list[float]:
@@ -97,7 +97,7 @@ def test_start_weights_are_kept_only_where_a_step_scores_after_its_first_update(
 )
 def test_new_weights_wait_for_responses_unless_staleness_is_allowed(staleness: int, partial: str, effect: str) -> None:
     rollout = {"max_staleness": staleness, "partial": partial}
-    assert config_of(rollout=rollout, loss={"tis_cap": 2.0}).on_update == effect
+    assert config_of(rollout=rollout, loss=TIS).on_update == effect
 
 
 def test_the_longest_sequence_is_a_prompt_and_a_response() -> None:

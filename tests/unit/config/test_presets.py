@@ -47,7 +47,7 @@ def test_training_presets_have_the_paper_s_numbers(name: str) -> None:
     assert (config.reward.correct, config.reward.otherwise) == (1.0, -1.0)
     assert (config.reward.overlong_buffer, config.reward.overlong_factor) == (512, 1.0)
     assert config.reward.mask_truncated is False
-    assert (config.advantage.ddof, config.advantage.eps, config.advantage.scale) == (1, 1e-6, True)
+    assert (config.advantage.ddof, config.advantage.eps, config.advantage.scale) == (1, 1e-6, "group")
     assert (config.evaluation.samples, config.evaluation.temperature, config.evaluation.top_p) == (32, 1.0, 1.0)
     assert config.model.path.name == "Qwen2.5-Math-7B"
 

@@ -7,10 +7,11 @@ from typing import Any, get_args
 import pytest
 
 from rlep.config.schema import Config
-from rlep.config.section import Rule, refusals, rules
+from rlep.config.section import CorrectionConfig, Rule, refusals, rules
 from scripts.config_table import table
 
 RULES = [(f"{name}.{key}", rule) for name, part in Config() for key, rule in rules(type(part))]
+TIS = CorrectionConfig(weight="token", cap=2.0)
 NUMBERS = (1, 0.5, 1.5, 2, 7, "x")
 
 
@@ -68,12 +69,12 @@ def test_a_rule_names_a_key_that_exists() -> None:
 
 def test_sentences_by_hand() -> None:
     config = Config().with_values(
-        update={"stream": True}, rollout={"dynamic_sampling": True}, loss={"tis_cap": 2.0}, replay={"weight": 0.5}
+        update={"stream": True}, rollout={"dynamic_sampling": True}, loss={"correction": TIS}, replay={"weight": 0.5}
     )
     assert list(refusals(config.with_values(rollout={"dynamic_sampling": True, "top_p": 0.9}))) == [
         "replay.weight = 0.5 needs replay.count, not 0: set the replays of a group, or replay.count = 0 itself for none",
-        "loss.tis_cap = 2 needs rollout.top_p = 1, not 0.9: log-probs of the sampler are those of the unchanged "
-        "distribution, so importance weights of a changed one are wrong",
+        'loss.correction = { weight = "token", cap = 2 } needs rollout.top_p = 1, not 0.9: log-probs of the sampler are those of '
+        "the unchanged distribution, so importance weights of a changed one are wrong",
         "update.stream = true with rollout.dynamic_sampling = true: which groups a step trains on is known only when all "
         "are verified; switch one of them off",
     ]

@@ -50,7 +50,7 @@ def test_the_first_key_of_an_unknown_section_is_answered(tmp_path: Path) -> None
 
 
 LIMITS = {
-    "loss": ("dual_clip", "tis_cap", "kl_coef", "entropy_coef"),
+    "loss": ("dual_clip", "correction", "kl_coef", "entropy_coef"),
     "evaluation": ("final_samples", "every"),
     "generator": ("threads", "restarts"),
     "rollout": ("top_k",),

@@ -28,6 +28,8 @@ from rlep.methods.replay_method import settings_of
 TOKENIZER = "tok"
 P, G, M, B = 4, 3, 2, 2
 MAX_TOKENS = 8
+TIS = {"correction": {"weight": "token", "cap": 2.0}}
+"""``[loss]`` or ``[replay]`` with truncated importance sampling."""
 BASE = b"base"
 
 

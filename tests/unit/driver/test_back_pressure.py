@@ -37,7 +37,7 @@ from tests.unit.driver.driver_fakes import (
     filled_pool,
     scene_of,
 )
-from tests.unit.driver.driver_values import B, G, P, config_of, prompt_set
+from tests.unit.driver.driver_values import TIS, B, G, P, config_of, prompt_set
 
 STEPS = 5
 SLOW_FROM = 2
@@ -137,7 +137,7 @@ def scene_with(flow: Flow, *, stream: bool = False, prefetched: int = 0) -> Scen
     config = config_of(
         run={"steps": STEPS},
         rollout={"max_staleness": prefetched},
-        loss={"tis_cap": 2.0} if prefetched else {},
+        loss=TIS if prefetched else {},
         update={"stream": stream},
         evaluation={"every": 0},
     )

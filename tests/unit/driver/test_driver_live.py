@@ -22,7 +22,7 @@ from tests.unit.driver.driver_fakes import (
     filled_pool,
     scene_of,
 )
-from tests.unit.driver.driver_values import answer_of, config_of, untimed
+from tests.unit.driver.driver_values import TIS, answer_of, config_of, untimed
 from tests.unit.driver.live_scene import (
     HELD_OUT,
     STEPS,
@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "uniform": {},
     "newest": {"replay": {"selection": "newest", "max_age": 2}},
     "probable": {"replay": {"selection": "most-probable", "per_question": 4, "old_logprobs": "behaviour"}},
-    "capped": {"replay": {"is_cap": 2.0}, "checkpoint": {"every": 2, "keep": 2}},
+    "capped": {"replay": TIS, "checkpoint": {"every": 2, "keep": 2}},
     "retired": {"replay": {"method": f"{OWN}:Retired", "selection": "least-used"}},
     "both": {"replay": {"source": "both", "selection": "diverse"}},
     "streamed": {"update": {"stream": True}},
@@ -215,7 +215,7 @@ async def test_a_run_whose_replays_never_reach_the_loss_ends(tmp_path: Path) -> 
 
 
 async def test_live_replay_beside_prefetched_rollouts(tmp_path: Path) -> None:
-    config = live_config(rollout={"max_staleness": 1}, loss={"tis_cap": 2.0})
+    config = live_config(rollout={"max_staleness": 1}, loss=TIS)
     await trained(tmp_path, config, {})
     made = [line["metrics"] for line in read_lines(tmp_path / "metrics.jsonl")]
     assert [metrics["staleness/max"] for metrics in made] == [0, 1, 1, 1, 1, 1]

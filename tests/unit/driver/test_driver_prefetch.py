@@ -21,7 +21,7 @@ from rlep.driver.context import Step
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.wings.streamed import stream_step
 from tests.unit.driver.driver_fakes import FakeGenerators, FakeLearner, Killed, Scene, World, filled_pool, scene_of
-from tests.unit.driver.driver_values import G, M, P, config_of, prompt_set, prompts_of
+from tests.unit.driver.driver_values import TIS, G, M, P, config_of, prompt_set, prompts_of
 
 TRAIN = prompt_set(10)
 HELD_OUT = prompts_of(1, prefix="held", source="aime")
@@ -54,7 +54,7 @@ class Queued(FakeGenerators):
 
 def stale_config(bound: int, partial: str = "keep", **sections: dict[str, object]) -> Config:
     rollout = {"max_staleness": bound, "partial": partial}
-    return config_of(rollout=rollout, loss={"tis_cap": 2.0}, **sections)
+    return config_of(rollout=rollout, loss=TIS, **sections)
 
 
 @dataclass(eq=False)
@@ -179,8 +179,8 @@ async def test_metrics_are_those_of_a_slow_count(tmp_path: Path) -> None:
                         if number < G:  # the fake's sampler says -0.5 of every token
                             weights.append(min(exp(float(ready.current_logprobs[at]) - float(logprob)), 2.0))
                         at += 1
-        assert metrics["tis/weight"] == pytest.approx(sum(weights) / len(weights))
-        assert metrics["tis/truncated"] == 0.0  # exp(0.5) < 2
+        assert metrics["correction/weight/fresh"] == pytest.approx(sum(weights) / len(weights))
+        assert metrics["correction/truncated/fresh"] == 0.0  # exp(0.5) < 2
     assert lines[0]["staleness/max"] == 0
     assert max(metrics["staleness/stale"] for metrics in lines) > 0
 
@@ -188,7 +188,7 @@ async def test_metrics_are_those_of_a_slow_count(tmp_path: Path) -> None:
 async def test_an_on_policy_run_has_none_of_these_metrics(tmp_path: Path) -> None:
     await trained(tmp_path, scene_with(config_of()))
     names = {name.split("/")[0] for line in read_lines(tmp_path / "metrics.jsonl") for name in line["metrics"]}
-    assert not names & {"staleness", "tis"}
+    assert not names & {"staleness", "correction"}
 
 
 async def test_what_is_older_than_the_bound_ends_the_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import mean, stdev
 
 import pytest
 
@@ -16,7 +17,7 @@ PROMPTS = prompts_of(P)
 
 
 async def test_scores_shape_the_rewards_and_their_parts_are_metrics() -> None:
-    scene = scene_of(config_of(replay={"count": 0}, advantage={"scale": False}))
+    scene = scene_of(config_of(replay={"count": 0}, advantage={"scale": "none"}))
     scene.verifiers.verdicts = {prompt.id: ["correct", "wrong", "wrong"] for prompt in PROMPTS}
     scene.verifiers.scores = {
         PROMPTS[0].id: [(1.0, {"format": 1.0, "steps": 4.0}), (0.5, {"format": 1.0}), (0.0, {"format": 0.0})],
@@ -31,6 +32,21 @@ async def test_scores_shape_the_rewards_and_their_parts_are_metrics() -> None:
     assert values["rollout/part/format"] == pytest.approx(2 / 3)
     assert values["rollout/part/steps"] == 4.0
     assert metric_for("rollout/part/format").name == "rollout/part/<part>"
+
+
+@pytest.mark.parametrize(("estimator", "centre"), [("group", 1 / 3), ("batch", 0.0)])
+async def test_a_batch_scale_is_over_the_tokens_of_the_whole_rollout(estimator: str, centre: float) -> None:
+    # Two mini-batches of two prompts. Rewards of a prompt 1, 1, −1, whose mean is 1/3, but −1, −1, −1 of the last one.
+    scene = scene_of(config_of(replay={"count": 0}, advantage={"scale": "batch", "estimator": estimator}))
+    scene.verifiers.verdicts = {prompt.id: ["correct", "correct", "wrong"] for prompt in PROMPTS[:3]}
+    scene.verifiers.verdicts[PROMPTS[3].id] = ["wrong"] * 3
+    outcome = await run_step(scene.step(), PROMPTS)
+    own = [1 - centre, 1 - centre, -1 - centre] * 3 + ([0.0] * 3 if centre else [-1.0] * 3)
+    lengths = [int(length) for batch in outcome.batches for length in batch.response_lengths]
+    tokens = [value for value, length in zip(own, lengths, strict=True) for _ in range(length)]
+    expected = [(value - mean(tokens)) / stdev(tokens) for value in own]
+    trained = [float(value) for batch in scene.learner.batches for value in batch.advantages]
+    assert trained == pytest.approx(expected, abs=1e-6)
 
 
 async def test_a_replay_has_the_reward_of_its_stored_score() -> None:

@@ -13,6 +13,7 @@ import pytest
 from rlep.core.errors import MixingError, PoolError, StaleRolloutError, VerifierError
 from rlep.core.types import Prompt, UpdateCost, UpdateOutcome
 from rlep.driver.replays import replays_at
+from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, mix_groups, run_step
 from rlep.driver.step_metrics import step_metrics, update_metrics
 from tests.unit.driver.driver_fakes import FakePool, Scene, World, filled_pool, scene_of
@@ -210,6 +211,34 @@ async def test_old_logprobs_of_replays(mode: str, old: float | None) -> None:
         np.testing.assert_array_equal(ready.batch.old_logprobs[~replayed], ready.current_logprobs[~replayed])
         expected = ready.current_logprobs[replayed] if old is None else old
         np.testing.assert_array_equal(ready.batch.old_logprobs[replayed], expected)
+
+
+async def test_a_response_to_a_prompt_made_otherwise_ends_the_step_or_is_trained_after_this_one() -> None:
+    """The pool's responses say template "old", the run has "new"."""
+
+    async def stepped_anew(**rule: object) -> tuple[Scene, StepOutcome]:
+        scene = scene_of(config_of(replay=rule), pool=FakePool(World(), stored))
+        step = scene.step()
+        step.run = replace(step.run, template_digest="new")
+        step.trainers = replace(step.trainers, rollouts=OnPolicyRollouts(step.run))
+        return scene, await run_step(step, PROMPTS)
+
+    made = {prompt.id: [answer_of(prompt, number) for number in range(4)] for prompt in PROMPTS}
+    stored = {
+        prompt_id: [replace(member, provenance=replace(member.provenance, template_digest="old")) for member in members]
+        for prompt_id, members in made.items()
+    }
+    with pytest.raises(MixingError, match=r"made by template old, this run's are by new"):
+        await stepped_anew()
+    # What a sampler said after another prompt is no log-prob of this one.
+    with pytest.raises(MixingError, match=r"not comparable: after a prompt by template 'old'; use .*'recompute'"):
+        await stepped_anew(other_template="render", old_logprobs="behaviour")
+    rendered, outcome = await stepped_anew(other_template="render")
+    plain = with_pool()
+    await stepped(plain)
+    assert batches(rendered) == batches(plain)
+    groups = [group for ready in outcome.mini_batches for group in ready.groups]
+    assert {member.provenance.template_digest for group in groups for member in group.fresh} == {"new"}
 
 
 async def test_mask_truncated_takes_answers_without_eos_out_of_the_loss() -> None:

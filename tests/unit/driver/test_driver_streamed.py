@@ -9,6 +9,7 @@ import pytest
 
 from rlep.core.errors import ConfigError, LearnerLost
 from rlep.core.jsonl import read_lines
+from rlep.driver.run_state import tokens_computed
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.wings.streamed import stream_step
@@ -19,9 +20,9 @@ SETS = 4
 PROMPTS = prompts_of(2 * SETS)
 
 
-def scene_with(*, stream: bool, order: int | None = None) -> Scene:
+def scene_with(*, stream: bool, order: int | None = None, epochs: int = 1) -> Scene:
     """Eight prompts in four updates; the pool has four answers to every prompt."""
-    config = config_of(rollout={"prompts": len(PROMPTS)}, update={"stream": stream})
+    config = config_of(rollout={"prompts": len(PROMPTS)}, update={"stream": stream, "epochs": epochs})
     return scene_of(config, pool=filled_pool(World(), PROMPTS), order=order)
 
 
@@ -60,6 +61,23 @@ async def test_both_steps_have_the_same_result_to_the_bit_whatever_completes_fir
     assert trained_on(scene) == trained_on(expected)
     assert scene.learner.state == expected.learner.state != BASE
     assert scene.learner.rollouts == expected.learner.rollouts
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+async def test_each_epoch_takes_the_same_mini_batches_in_order_with_the_same_old_log_probs(stream: bool) -> None:
+    scene = scene_with(stream=stream, epochs=3)
+    outcome = await stepped(scene)
+    once = scene_with(stream=False)
+    await stepped(once)
+    assert trained_on(scene) == trained_on(once) * 3
+    assert scene.learner.rollouts == [0] * SETS * 3
+    happened = [entry.split()[0] for entry in scene.world.happened]
+    assert (happened.count("score"), happened.count("update"), happened.count("publish")) == (SETS, SETS * 3, 1)
+    values = metrics_of(outcome)
+    assert (values["update/count"], len(outcome.batches)) == (SETS * 3, SETS)
+    assert values["loss/trajectories/fresh"] == 3 * len(PROMPTS) * G
+    assert scene.config.with_values(update={"unit": "updates"}).schedule_end == scene.config.run.steps * SETS * 3
+    assert tokens_computed(outcome)["trained"] == 3 * sum(len(batch.tokens) for batch in outcome.batches)
 
 
 async def test_updates_run_during_the_rollout_and_weights_are_published_once_at_the_end() -> None:

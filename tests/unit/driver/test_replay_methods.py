@@ -23,6 +23,7 @@ PAGE = ROOT / "docs" / "how-to" / "write-a-replay-method.md"
 BASE = ROOT / "configs" / "rlep.toml"
 OWN = "python:hard_questions:HardQuestions"
 PLAIN = "python:rlep.methods.replay_method:ReplayMethod"
+TIS = 'loss.correction={weight="token",cap=2}'
 RECOMPUTED = ["replay.old_logprobs=recompute", "replay.shaping=0", "replay.group=add"]
 
 
@@ -134,7 +135,7 @@ def test_options_are_the_numbers_of_the_class() -> None:
     ("overrides", "message"),
     [
         (
-            ["replay.method=exgrpo", "replay.group=add", "rollout.max_staleness=1", "loss.tis_cap=2"],
+            ["replay.method=exgrpo", "replay.group=add", "rollout.max_staleness=1", TIS],
             "later steps' prompts",
         ),
         (["replay.method=rescue", "replay.group=replace"], "only after all G responses are generated"),

@@ -122,7 +122,7 @@ def test_what_does_not_change_the_steps_may_change(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize(("key", "value"), [("profile", "exact"), ("correct_at", 0.5)])
+@pytest.mark.parametrize(("key", "value"), [("profile", "exact"), ("correct_at", 0.5), ("answer_after", "</t>")])
 def test_what_decides_the_rewards_may_not_change_although_the_verifiers_may(
     tmp_path: Path, key: str, value: object
 ) -> None:

@@ -40,6 +40,11 @@ def test_each_replica_copies_all_of_its_state() -> None:
     assert plan.checkpoint_bytes == 14 * WEIGHTS  # each weight is written once
 
 
+def test_a_reference_that_is_reset_is_in_the_checkpoint() -> None:
+    plan = plan_host(load_config([RLEP, MACHINES / "8x80gb.toml"], ["loss.kl_coef=0.1", "loss.kl_reset=50"]), MATH_7B)
+    assert plan.saved_bytes == plan.checkpoint_bytes == (16 + 2) * WEIGHTS
+
+
 def test_with_lora_a_checkpoint_is_the_merged_model_and_the_adapter() -> None:
     config = load_config([RLEP, MACHINES / "1x24gb-lora.toml"])
     adapters = MATH_7B.adapter_parameters(32, ("all-linear",))

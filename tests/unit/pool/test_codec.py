@@ -81,6 +81,22 @@ def test_a_record_with_a_score_is_one_whose_metadata_has_it_and_one_without_is_a
     assert (parse(encode(EXAMPLE)).details[2:4], details[2:4]) == (b"\x02\x00", b"\x05\x00")
 
 
+def test_a_template_digest_comes_back_and_a_record_without_one_is_as_ever() -> None:
+    templated = replace(EXAMPLE, provenance=replace(EXAMPLE.provenance, template_digest="5eed"))
+    check_equal(decode(encode(templated), PROMPT), templated)
+    details, plain = (parse(encode(one)).details for one in (templated, EXAMPLE))
+    stored = b"\x0f\x00prompt.template\x04\x005eed"  # last of three metadata pairs, in the order of their keys
+    assert (details[2:4], details.replace(stored, b"")[4:]) == (b"\x03\x00", plain[4:])
+    assert decode(encode(EXAMPLE), PROMPT).provenance.template_digest == ""
+
+
+def test_an_empty_template_digest_is_refused() -> None:
+    key = b"\x0f\x00prompt.template"
+    blob = encode(replace(EXAMPLE, metadata={"prompt-template": ""}))
+    with pytest.raises(RecordRefused, match="a template digest is empty"):
+        decode(resealed(blob.replace(b"prompt-template", key[2:])), PROMPT)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
@@ -113,6 +129,16 @@ def test_the_whole_sampling_comes_back() -> None:
     check_equal(decode(encode(SHAPED), PROMPT), SHAPED)
     stopped = replace(EXAMPLE, provenance=replace(EXAMPLE.provenance, sampling=Sampling(stop_tokens=(3,))))
     check_equal(decode(encode(stopped), PROMPT), stopped)
+
+
+def test_score_sampling_and_template_lie_beside_each_other() -> None:
+    whole = replace(
+        SHAPED,
+        verdict=replace(EXAMPLE.verdict, score=0.5, parts={"right": 1.0}),
+        provenance=replace(SHAPED.provenance, template_digest="t"),
+    )
+    check_equal(decode(encode(whole), PROMPT), whole)
+    assert parse(encode(whole)).details[2:4] == b"\x06\x00"  # two pairs of its own, score, part, sampling, template
 
 
 def test_more_of_a_sampling_is_one_pair_of_the_metadata_and_a_record_without_is_as_ever() -> None:
@@ -149,7 +175,7 @@ def test_a_record_whose_sampling_is_none_is_refused(before: bytes, after: bytes,
 
 
 def test_a_key_of_the_sampling_in_the_metadata_is_refused() -> None:
-    with pytest.raises(RecordRefused, match=r"'provenance\.sampling' is kept for a verdict's score or the sampling"):
+    with pytest.raises(RecordRefused, match=r"'provenance\.sampling' is kept for .* the sampling or"):
         encode(replace(EXAMPLE, metadata={"provenance.sampling": "{}"}))
 
 
@@ -208,6 +234,7 @@ def test_any_trajectory_comes_back_in_float32(tokens: list[int], metadata: dict[
         ({"metadata": {"a": "\ud800"}}, "surrogate"),
         ({"prompt_id": "a}b"}, "a}b"),
         ({"metadata": {"verdict.score": "1.0"}}, "'verdict.score' is kept for a verdict's score"),
+        ({"metadata": {"prompt.template": "x"}}, "'prompt.template' is kept for .* the template digest"),
         ({"verdict": replace(EXAMPLE.verdict, score=1.25)}, "score 1.25 does not lie"),
         ({"verdict": replace(EXAMPLE.verdict, score=1.0, parts={"a b": 1.0})}, "part name 'a b'"),
         ({"verdict": replace(EXAMPLE.verdict, parts={"format": 1.0})}, "named parts but no score"),

@@ -166,16 +166,16 @@ def test_the_graded_file_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "same.jsonl").symlink_to(file)
     for out in (file, tmp_path / "same.jsonl"):
         with pytest.raises(DataError, match="is the file that is graded"):
-            grade(file, "dapo", 1, out)
+            grade(file, "dapo", out=out)
     assert file.read_text() == row + "\n"
     older = tmp_path / "older.jsonl"
     older.write_text("kept")
     with pytest.raises(ConfigError):
-        grade(file, "maths", 1, older)
+        grade(file, "maths", out=older)
     assert older.read_text() == "kept"
     with pytest.raises(DataError, match=r"no/rows.jsonl cannot be written: No such file or directory"):
-        grade(file, "dapo", 1, tmp_path / "no" / "rows.jsonl")
-    grade(file, "dapo", 1, older)
+        grade(file, "dapo", out=tmp_path / "no" / "rows.jsonl")
+    grade(file, "dapo", out=older)
     assert json.loads(older.read_text())["status"] == "correct"
 
 
@@ -256,3 +256,36 @@ def test_the_parent_never_imports_the_symbolic_engine() -> None:
         imports + "import sys\nsys.exit(any(name in sys.modules for name in ('sympy', 'math_verify', 'ray', 'torch')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+AFTER = {
+    "exact": [
+        ("<think>8</think>7", "correct"),
+        ("7", "no_answer"),
+        ("</think>8</think>7", "correct"),
+        ("7</think>", "no_answer"),
+    ],
+    r"regex:(\d+)": [("<think>7</think> 8", "wrong"), ("<think>7", "no_answer"), ("8</think>7", "correct")],
+    "dapo": [("Answer: 7", "no_answer"), ("Answer: 8</think>Answer: 7", "correct"), ("Answer: 7</think>", "no_answer")],
+}
+
+
+@pytest.mark.parametrize("profile", AFTER)
+def test_only_what_follows_the_last_mark_is_graded_and_the_version_names_it(profile: str) -> None:
+    texts, statuses = zip(*AFTER[profile], strict=True)
+    with build_verifier(profile, answer_after="</think>") as verifier, build_verifier(profile) as plain:
+        verdicts = verifier.grade("7", texts, [False] * len(texts))
+        assert [verdict.status for verdict in verdicts] == [*statuses]
+        assert {verdict.version for verdict in verdicts} == {f"{plain.version}-after-</think>"} == {verifier.version}
+        assert sum(verifier.stats().by_status.values()) == len(texts)
+        verifier.check()  # its self-test stands behind the mark
+        stated = verifier.respond("Answer: 7" if profile == "dapo" else "7")
+        assert verifier.grade("7", [stated], [False])[0].status == "correct"
+
+
+def test_rows_are_graded_after_a_mark_of_ones_own(tmp_path: Path) -> None:
+    rows = [{"gold": "7", "response": text} for text in ("8 ANSWER 7", "7")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["grade", str(tmp_path / "rows.jsonl"), "--profile", "exact", "--answer-after", "ANSWER"]
+    done = CliRunner().invoke(app, arguments)
+    assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["correct", "no_answer"]

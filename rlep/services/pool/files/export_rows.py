@@ -10,7 +10,7 @@ from typing import Any, get_args
 from rlep.core.errors import RecordRefused
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.storage.codec import Precision, encode, precision_of
-from rlep.services.pool.storage.details import sampling_of, score_of, stored_metadata
+from rlep.services.pool.storage.details import from_metadata, stored_metadata
 from rlep.services.pool.storage.scan import Held, trajectory_of
 
 TEXTS = (
@@ -87,9 +87,8 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
     """
     if fields["precision"] not in ((None,) if fields["logprobs"] is None else get_args(Precision)):
         raise RecordRefused(f"precision {fields['precision']!r} does not fit the log-probs")
-    score, parts, metadata = score_of(fields["metadata"])
     numbered = Sampling(float(fields["temperature"]), float(fields["top_p"]), fields["top_k"], fields["max_tokens"])
-    sampling, metadata = sampling_of(numbered, metadata)
+    also = from_metadata(fields["metadata"], numbered)
     trajectory = Trajectory(
         prompt_id=fields["prompt_id"],
         tokens=fields["tokens"],
@@ -102,20 +101,21 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
             fields["verifier_version"],
             fields["path"],
             float(fields["seconds"]),
-            score,
-            parts,
+            also.score,
+            also.parts,
         ),
         provenance=Provenance(
             fields["policy_digest"],
             fields["policy_version"],
             fields["tokenizer_digest"],
-            sampling,
+            also.sampling,
             fields["logprobs_mode"],
             fields["logprobs_dtype"],
+            also.template_digest,
         ),
         created_at=float(fields["created_at"]),
         sample_id=fields["sample_id"],
-        metadata=metadata,
+        metadata=also.rest,
     )
     line = ExportRow(trajectory, fields["precision"], fields["quarantined"])
     record = encode(trajectory, precision=line.precision or "float16")

@@ -1,7 +1,8 @@
 """The small fields of a record: fixed numbers, then length-prefixed UTF-8 strings, in the order written here.
 
-A verdict's score and its parts, and how tokens were sampled beside temperature, top-p and top-k, lie among the metadata,
-under keys of their own: records without them are as they always were, and a reader that knows neither reads them too.
+Fields that came later lie among the metadata, under keys of their own: a verdict's score and its parts, how tokens were sampled
+beside temperature, top-p and top-k, and the template digest. Records without them are as they always were, and a reader that
+knows none of them reads the others too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from rlep.core.errors import RecordRefused
 from rlep.core.scores import score_fault
@@ -31,9 +32,20 @@ _NUMBERS = struct.Struct("<BBHqiidddd")
 _LENGTH = struct.Struct("<H")
 _STRINGS = 9
 _LONGEST = 0xFFFF
-_SCORE, _PART, _SAMPLING = "verdict.score", "verdict.part.", "provenance.sampling"
+_SCORE, _PART = "verdict.score", "verdict.part."
+_SAMPLING, _TEMPLATE = "provenance.sampling", "prompt.template"
 _NUMBERED = ("temperature", "top_p", "top_k", "max_tokens")
 """Fields of ``Sampling`` that a record has as numbers of its own."""
+
+
+class FromMetadata(NamedTuple):
+    """Fields of a trajectory that are stored among its metadata, and the metadata that are the user's own."""
+
+    score: float | None
+    parts: dict[str, float]
+    sampling: Sampling
+    template_digest: str
+    rest: dict[str, str]
 
 
 def pack_details(trajectory: Trajectory) -> bytes:
@@ -61,15 +73,14 @@ def pack_details(trajectory: Trajectory) -> bytes:
 
 
 def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
-    """The metadata with the verdict's score and parts, and the rest of the sampling, among them.
-
-    Raises ``RecordRefused`` where it has such keys itself.
-    """
-    metadata, verdict = dict(trajectory.metadata), trajectory.verdict
-    if taken := [key for key in metadata if _of_a_score(key) or key == _SAMPLING]:
-        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score or the sampling")
-    if sampled := _written(trajectory.provenance.sampling):
+    """The metadata with the fields of ``FromMetadata`` among them. Raises ``RecordRefused`` where it has such keys itself."""
+    metadata, verdict, provenance = dict(trajectory.metadata), trajectory.verdict, trajectory.provenance
+    if taken := [key for key in metadata if _of_a_score(key) or key in (_SAMPLING, _TEMPLATE)]:
+        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score, the sampling or the template digest")
+    if sampled := _written(provenance.sampling):
         metadata[_SAMPLING] = sampled
+    if provenance.template_digest:
+        metadata[_TEMPLATE] = provenance.template_digest
     if verdict.score is None:
         if verdict.parts:
             _refuse("a verdict has named parts but no score")
@@ -80,12 +91,23 @@ def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
     return metadata | {_PART + name: repr(float(value)) for name, value in verdict.parts.items()}
 
 
-def score_of(metadata: Mapping[str, str]) -> tuple[float | None, dict[str, float], dict[str, str]]:
-    """Score, parts and the rest of what ``stored_metadata`` gave. Raises ``RecordRefused`` where they are no such."""
+def from_metadata(metadata: Mapping[str, str], numbered: Sampling) -> FromMetadata:
+    """The fields in what ``stored_metadata`` gave, of a record whose sampling has the numbers of ``numbered``.
+
+    Raises ``RecordRefused`` where they are no such.
+    """
     rest = dict(metadata)
-    texts = {key: rest.pop(key) for key in metadata if _of_a_score(key)}
+    score, parts = _score_in({key: rest.pop(key) for key in metadata if _of_a_score(key)})
+    sampling = _sampling_in(rest.pop(_SAMPLING, None), numbered)
+    template = rest.pop(_TEMPLATE, None)
+    if template == "":
+        _refuse("a template digest is empty")
+    return FromMetadata(score, parts, sampling, template or "", rest)
+
+
+def _score_in(texts: Mapping[str, str]) -> tuple[float | None, dict[str, float]]:
     if not texts:
-        return None, {}, rest
+        return None, {}
     try:
         numbers = {key: float(text) for key, text in texts.items()}
     except (TypeError, ValueError):
@@ -96,18 +118,12 @@ def score_of(metadata: Mapping[str, str]) -> tuple[float | None, dict[str, float
     parts = {key.removeprefix(_PART): value for key, value in numbers.items()}
     if fault := score_fault(score, parts):
         _refuse(fault)
-    return score, parts, rest
+    return score, parts
 
 
-def sampling_of(numbered: Sampling, metadata: Mapping[str, str]) -> tuple[Sampling, dict[str, str]]:
-    """The sampling whose numbers are ``numbered``, and the rest of what ``stored_metadata`` gave.
-
-    Raises ``RecordRefused`` where it is no such.
-    """
-    rest = dict(metadata)
-    text = rest.pop(_SAMPLING, None)
+def _sampling_in(text: str | None, numbered: Sampling) -> Sampling:
     if text is None:
-        return numbered, rest
+        return numbered
     try:
         read = json.loads(text).items()
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in read}
@@ -116,7 +132,7 @@ def sampling_of(numbered: Sampling, metadata: Mapping[str, str]) -> tuple[Sampli
         _refuse(f"the sampling {text!r:.80} cannot be read")
     if _written(sampling) != text:
         _refuse(f"the sampling {text!r:.80} is not written as this rlep writes it")
-    return sampling, rest
+    return sampling
 
 
 def _written(sampling: Sampling) -> str:
@@ -185,8 +201,8 @@ def unpack_details(
         _refuse("details hold an unknown verdict status or a number that is not finite")
     strings = _unpacked_strings(details, _STRINGS + 2 * pairs)
     extracted, verifier, verifier_version, path, policy, tokenizer, mode, dtype, sample_id, *metadata = strings
-    score, parts, rest = score_of(dict(zip(metadata[::2], metadata[1::2], strict=True)))
-    sampling, rest = sampling_of(Sampling(temperature, top_p, top_k, max_tokens), rest)
+    numbered = Sampling(temperature, top_p, top_k, max_tokens)
+    also = from_metadata(dict(zip(metadata[::2], metadata[1::2], strict=True)), numbered)
     return Trajectory(
         prompt_id=prompt_id,
         tokens=tokens,
@@ -199,13 +215,13 @@ def unpack_details(
             verifier_version,
             path,
             seconds,
-            score,
-            parts,
+            also.score,
+            also.parts,
         ),
-        provenance=Provenance(policy, version, tokenizer, sampling, mode, dtype),
+        provenance=Provenance(policy, version, tokenizer, also.sampling, mode, dtype, also.template_digest),
         created_at=created_at,
         sample_id=sample_id,
-        metadata=rest,
+        metadata=also.rest,
     )
 
 
