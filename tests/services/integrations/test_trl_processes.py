@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlep.core.types import prompt_id_of
 from rlep.integrations.trl import TrlReplay
 from tests.services.integrations import trl_ranks
 from tests.services.integrations.conftest import OpenPool
@@ -66,3 +67,20 @@ def test_two_processes_fill_one_pool(pool_of: OpenPool, served: str, tmp_path: P
     assert all(births[content_id] < step for step, rows in drawn.items() for _, content_id in rows)
     assert [line["replay/rows"] for line in both[0]["log"]] == [float(len(drawn[step])) for step in sorted(drawn)]
     assert sum(map(len, drawn.values())) > 0
+
+
+def test_two_processes_ask_vllm_for_equally_many_responses(pool_of: OpenPool, served: str, tmp_path: Path) -> None:
+    """TRL cuts what vLLM generated for all processes into equal parts; two of the four questions have stored responses."""
+    stored = dict([*solutions(2).items()][:2])
+    with pool_of() as pool:
+        fill(pool, stored)
+    replay, given = {"source": "offline", "count": 2}, {"per_device_train_batch_size": 4, "max_steps": 6}
+    both = ranks(tmp_path / "two", address=served, pool=pool_of().name, replay=replay, given=given, engine=True)
+    assert both[0]["calls"] == both[1]["calls"]
+    replayed = [
+        [prompt_id_of(one["prompts"][step][0], "") in stored for one in both] for step in map(str, range(6))
+    ]  # a process has one group
+    assert both[0]["calls"] == [[2, 1] if all(groups) else [4, 4] for groups in replayed]
+    assert {sum(groups) for groups in replayed} >= {1}
+    drawn = by_step("drawn", *both)
+    assert [len(drawn[step]) for step in range(6)] == [2 * sum(groups) for groups in replayed]

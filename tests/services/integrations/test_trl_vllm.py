@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +12,20 @@ from rlep.integrations.replayer import Origin
 from rlep.integrations.trl import TrlReplay
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.trl_scene import (
+    Engine,
     correct,
     fill,
     origin,
     solutions,
     tokenizer,
     trainer_of,
+    with_engine,
 )
 
 
 @pytest.fixture(autouse=True)
 def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-
-
-@dataclass
-class Engine:
-    """In the place of ``VLLMGeneration``: the same response to every prompt, each token with log-prob −0.5."""
-
-    calls: list[tuple[int, int]] = field(default_factory=list)
-    """Prompts and ``num_generations`` of each call."""
-
-    def sync_weights(self) -> None:
-        """Nothing holds weights."""
-
-    def generate(self, prompts: list[list[int]], num_generations: int, **_: Any) -> tuple[Any, ...]:
-        self.calls.append((len(prompts), num_generations))
-        tokens = tokenizer().encode("=1=1<eos>", add_special_tokens=False)
-        return prompts, [tokens] * len(prompts), [[[-0.5]] * len(tokens)] * len(prompts), None
 
 
 def stepped(replay: TrlReplay, output: Path, **given: Any) -> tuple[Any, Engine]:
@@ -52,7 +37,7 @@ def stepped(replay: TrlReplay, output: Path, **given: Any) -> tuple[Any, Engine]
         "vllm_importance_sampling_mode": "token_truncate",
     } | given
     trainer = trainer_of(output, rewards=[replay.reward(correct)], rollout_func=replay.rollout, **settings)
-    trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, engine, -1
+    with_engine(trainer, engine)
     trainer.train()
     return trainer, engine
 
@@ -129,7 +114,7 @@ def test_what_vllm_sampled_is_stored_with_its_logprobs(pool_of: OpenPool, tmp_pa
     trainer = trainer_of(
         tmp_path, rewards=[replay.reward(right)], rollout_func=replay.rollout, max_steps=1, temperature=0.7, top_k=5
     )
-    trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, engine, -1
+    with_engine(trainer, engine)
     trainer.train()
     assert engine.calls == [(8, 4)]  # as TRL calls it, where no place is a replay's
     (first, second) = pool.export()

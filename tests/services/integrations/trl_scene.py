@@ -149,6 +149,27 @@ def trainer_of(
     )
 
 
+@dataclass
+class Engine:
+    """In the place of ``VLLMGeneration``: the same response to every prompt, each token with log-prob −0.5."""
+
+    calls: list[tuple[int, int]] = field(default_factory=list)
+    """Prompts and ``num_generations`` of each call."""
+
+    def sync_weights(self) -> None:
+        """Nothing holds weights."""
+
+    def generate(self, prompts: list[list[int]], num_generations: int, **_: Any) -> tuple[Any, ...]:
+        self.calls.append((len(prompts), num_generations))
+        tokens = tokenizer().encode("=1=1<eos>", add_special_tokens=False)
+        return prompts, [tokens] * len(prompts), [[[-0.5]] * len(tokens)] * len(prompts), None
+
+
+def with_engine(trainer: GRPOTrainer, engine: Engine) -> None:
+    """Have a trainer generate by the engine from now on."""
+    trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, engine, -1
+
+
 def trained(
     output: Path,
     replay: TrlReplay | None = None,
@@ -156,6 +177,7 @@ def trained(
     resume: Path | None = None,
     rewards: Any = correct,
     success: float = 1.0,
+    engine: Engine | None = None,
     **given: Any,
 ) -> Trained:
     """Train, with replay or as TRL does."""
@@ -175,6 +197,8 @@ def trained(
 
         rewarded = hooked.reward(rewards, success=success)
         done = Trained(trainer_of(output, rewards=[rewarded], rollout_func=rollout, **given))
+    if engine is not None:
+        with_engine(done.trainer, engine)
     done.trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     return done
 
