@@ -59,7 +59,7 @@ from rlep.services.pool.values import UNCAPPED, PoolPlace
 PROMPTS, SMALL, ASKED, FRESH, KEPT, TOKENS = 17_000, 1_700, 512, 16, 16, 830
 STEP_S, TIMES = 100.0, 7
 TOKENIZER = "0123456789abcdef0123456789abcdef"
-PRESET = Path(__file__).parent.parent / "configs" / "rlep.toml"
+PRESET = Path(__file__).parent.parent / "configs" / "paper" / "rlep.toml"
 
 
 class Scorer:

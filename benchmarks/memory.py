@@ -14,8 +14,8 @@ in use, as a GPU's allocated bytes are. As the learner sets it, freed blocks are
 The models are the quickstart's and one of SmolLM2-135M's shape (30 layers) with random weights. Printed at last are the
 largest relative error of the plan over all cases, and the gradient bytes of a rank of four over those of one alone.
 
-``python benchmarks/memory.py --shape 7B configs/rlep.toml configs/machines/8x80gb.toml [--set KEY=VALUE]``: one rank at a real
-shape, phase by phase, in some ten seconds: where there is a GPU on it, for ``learner.ranks = 1``, and else in shapes alone.
+``python benchmarks/memory.py --shape 7B configs/paper/rlep.toml configs/machines/8x80gb.toml [--set KEY=VALUE]``: one rank at a
+real shape, phase by phase, in some ten seconds: where there is a GPU on it, for ``learner.ranks = 1``, and else in shapes alone.
 """
 
 from __future__ import annotations

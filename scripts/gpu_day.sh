@@ -1,7 +1,7 @@
 #!/bin/sh
 # The first day on GPUs: all that had no GPU to run on, each stage before those that build on it. In the root of a fresh clone:
 #
-#   SMALL_MODEL=models/Qwen2.5-0.5B scripts/gpu_day.sh ../day configs/dapo-nodyn-bs64.toml configs/machines/8x80gb.toml
+#   SMALL_MODEL=models/Qwen2.5-0.5B scripts/gpu_day.sh ../day configs/paper/dapo-nodyn-bs64.toml configs/machines/8x80gb.toml
 #
 # Stops at the first stage that fails. In the directory: a log for each stage, the runs, gpu_day.json, and at last the table that
 # replaces the estimates of docs/explanation/performance.md. `--only check,small` makes these stages alone, `--keep-going` the

@@ -49,7 +49,7 @@ MODELS: dict[str, ModelShape] = {
 def fitting(shape: ModelShape, *, lora: bool) -> str:
     """Return the smallest shipped machine that trains all weights, or adapters; ``–`` where none does."""
     for machine, gib in MACHINES.items():
-        config = load_config([CONFIGS / "rlep.toml", CONFIGS / "machines" / f"{machine}.toml"])
+        config = load_config([CONFIGS / "paper" / "rlep.toml", CONFIGS / "machines" / f"{machine}.toml"])
         fits = plan_fit(config, shape, gpu_bytes=int(gib * 2**30), host_bytes=None).fits
         if machine.endswith("-lora") == lora and fits:
             return machine

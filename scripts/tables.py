@@ -9,7 +9,7 @@ from typing import Any
 from typer.main import get_command
 
 from rlep.cli import app
-from rlep.config.shipped import shipped, title_of
+from rlep.config.shipped import HOME, PLACE, shipped, title_of
 from rlep.driver.run_directory import CHANGEABLE
 from rlep.engines.families import FAMILIES
 from rlep.metrics.catalogue import EVENTS, METRICS
@@ -40,12 +40,18 @@ def changeable() -> str:
 def families() -> str:
     """Return the table of model families."""
     rows = [f"| `{kind}` | {models} |" for kind, models in FAMILIES.items()]
-    return "\n".join(["| `model_type` in `config.json` | Models |", "|---|---|", *rows])
+    return "\n".join(
+        [
+            "| `model_type` in `config.json` | Models |",
+            "|---|---|",
+            *rows,
+        ]
+    )
 
 
 def presets() -> str:
-    """Return the table of the configurations that rlep ships."""
-    rows = [f"| `configs/{name}.toml` | {title_of(file)} |" for name, file in shipped().items()]
+    """Return the table of the recipes and configurations that rlep ships."""
+    rows = [f"| `{PLACE / file.relative_to(HOME)}` | {title_of(file)} |" for file in shipped().values()]
     return "\n".join(["| File | What it is |", "|---|---|", *rows])
 
 

@@ -1,7 +1,8 @@
 """A model directory that is small, untrained, and built like Qwen3's: made on the spot.
 
 The template has the switch ``enable_thinking``, forgets the thinking of earlier turns, and writes no BOS. The think marks are
-tokens of the vocabulary, but no special ones. ``<|im_end|>`` ends a turn; ``generation_config.json`` names ``<|endoftext|>`` too.
+tokens of the vocabulary, special ones only where asked for. ``<|im_end|>`` ends a turn; ``generation_config.json`` names
+``<|endoftext|>`` too.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ SHAPE = {
 }
 
 
-def write_tokenizer(directory: Path) -> list[int]:
-    """Write the tokenizer; the ids of its two EOS, that of a turn first."""
-    write(directory, TEMPLATE, special=False, turns=True)
+def write_tokenizer(directory: Path, *, special: bool = False) -> list[int]:
+    """Write the tokenizer; the ids of its two EOS, that of a turn first. ``special``: the think marks are special tokens."""
+    write(directory, TEMPLATE, special=special, turns=True)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(directory))
     return [tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")]
 
 
-def write_qwen3(directory: Path, seed: int = 0) -> Path:
-    """Write the whole model, drawn from ``seed``; the directory."""
+def write_qwen3(directory: Path, seed: int = 0, *, special: bool = False) -> Path:
+    """Write the whole model, drawn from ``seed``; the directory. ``special``: as in ``write_tokenizer``."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    ends = write_tokenizer(directory)
+    ends = write_tokenizer(directory, special=special)
     rows = len(PreTrainedTokenizerFast.from_pretrained(str(directory)))
     torch.manual_seed(seed)
     config = Qwen3Config(**SHAPE, vocab_size=rows, tie_word_embeddings=True, bos_token_id=None, eos_token_id=ends[0])

@@ -13,6 +13,7 @@ from rlep.config.roles import VerifierConfig
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
+from rlep.core.scores import OutOfRange
 from rlep.core.types import Prompt
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
@@ -143,7 +144,7 @@ def _unpaid_pairs(verifier: BaseVerifier, pairs: Sequence[tuple[str, str]]) -> d
 def _undecided(verifier: BaseVerifier, prompts: Sequence[Prompt]) -> str:
     """Say so if the user's function decides on none of the first references, given as responses; else an empty string.
 
-    Raises ``ConfigError`` where it asks for what no question has.
+    Raises ``ConfigError`` where it asks for what no question has, or gives a score out of its range.
     """
     first: dict[str, Prompt] = {}
     for prompt in prompts:
@@ -153,8 +154,10 @@ def _undecided(verifier: BaseVerifier, prompts: Sequence[Prompt]) -> str:
         [(prompt.reference, verifier.respond(prompt.reference), False, prompt.asked) for prompt in shown]
     )
     reasons = [verdict.reason.partition("\n")[0] for verdict in verdicts]
-    if unknown := next((reason for reason in reasons if reason.startswith(UnknownName.__name__)), ""):
-        raise ConfigError(unknown.partition(": ")[2])
+    if wrong := next(
+        (reason for reason in reasons if reason.startswith((UnknownName.__name__, OutOfRange.__name__))), ""
+    ):
+        raise ConfigError(wrong.partition(": ")[2])
     counts = Counter[str](verdict.status for verdict in verdicts)
     if not counts or {*counts} - {*UNDECIDED}:
         return ""
@@ -242,7 +245,7 @@ def check_stops(subject: Subject) -> None:
             f"rollout.stop: no tokens of {path} make the text {strange[0]!r}, so no response would end at it; correct it, or "
             "leave it out"
         )
-    rows = vocabulary_size(path)
+    rows = vocabulary_size(subject.model)
     if beyond := [token for token in rollout.stop_tokens if rows is not None and token >= rows]:
         raise ConfigError(f"rollout.stop_tokens: {path} has no token {beyond[0]}: its vocabulary has {rows:,}")
 

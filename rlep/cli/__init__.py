@@ -215,7 +215,7 @@ def submit(
     working_dir: Annotated[Path, typer.Option(help="Directory copied to the job.")] = Path(),
     wait: Annotated[bool, typer.Option(help="Follow the logs until the job ends.")] = True,
 ) -> None:
-    """Run an rlep command as a Ray job: ``rlep submit -- train configs/rlep.toml``."""
+    """Run an rlep command as a Ray job: ``rlep submit -- train configs/paper/rlep.toml``."""
     from rlep.actors.jobs import submit_job
     from rlep.cli.submitted import check_submitted
 

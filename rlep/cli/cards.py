@@ -20,7 +20,7 @@ from rlep.services.pool.values import PoolStats
 TAGS = ("rlep", "reinforcement-learning", "experience-replay")
 HERE = (
     *("run.", "pool.", "cluster.", "tracking.", "generator.", "learner.", "rollouts.", "checkpoint."),
-    *("model.path", "model.revision", "data.train", "data.evaluation"),
+    *("model.path", "model.revision", "model.template_file", "data.train", "data.evaluation"),
 )
 """Keys of one machine, which may hold paths and addresses, and those that a card states in words."""
 

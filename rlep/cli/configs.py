@@ -41,7 +41,7 @@ def config_schema() -> None:
 @config_app.command("list")
 @command_errors
 def config_list() -> None:
-    """Print the configs that rlep ships: methods, and machines and replay presets to layer onto them."""
+    """Print what rlep ships to start from: recipes and their configs, and machines and replay presets to layer onto them."""
     from rlep.config.shipped import shipped, title_of
 
     for name, file in shipped().items():
@@ -52,9 +52,10 @@ def config_list() -> None:
 @command_errors
 def config_copy(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name from rlep config list.")],
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The copy; else configs/NAME.toml.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The copy; else below configs/.")] = None,
 ) -> None:
-    """Copy a config that rlep ships, to start from."""
+    """Copy a config that rlep ships, or the folder of a recipe, to start from."""
     from rlep.config.shipped import copy_shipped
 
-    typer.echo(copy_shipped(name, file))
+    for copy in copy_shipped(name, file):
+        typer.echo(copy)

@@ -35,7 +35,7 @@ def grade(
     """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
     from rlep.cli.progress import TerminalProgress
     from rlep.config.roles import VerifierConfig
-    from rlep.driver.crashes import UNDECIDED, is_function, undecided_text
+    from rlep.driver.crashes import function_fault
     from rlep.services.verifier.grade_rows import grade_rows
     from rlep.services.verifier.grader import build_verifier, network_limits
 
@@ -53,20 +53,21 @@ def grade(
         )
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())
-        failure = ""
+        failures: dict[str, str] = {}
         with bars.phase("grade", total, "rows") as advance:
             for row in grade_rows(lines, verifier):
                 written.write(row.text + "\n")
                 if row.error:
                     unreadable.append(f"line {row.line}: {row.error}")
-                failure = failure or row.failure
+                if row.failure:
+                    failures.setdefault(row.failure.partition(":")[0], row.failure)
                 advance(1)
         statuses = verifier.stats().by_status
         counts = {name: count for name, count in statuses.items() if count}
         bars.note(f"{sum(counts.values())} graded: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-    undecided = {name: count for name, count in counts.items() if name in UNDECIDED}
-    if is_function(profile) and undecided and {*counts} <= {*undecided, "no_answer"}:
-        raise VerifierError(undecided_text(profile, undecided, failure))
+    shown = {name: count for name, count in counts.items() if name != "no_answer"}
+    if fault := function_fault(profile, shown, list(failures.values())):
+        raise VerifierError(fault)
     if unreadable:
         more = [f"and {len(unreadable) - NAMED} more"] if len(unreadable) > NAMED else []
         was = "row was" if len(unreadable) == 1 else "rows were"

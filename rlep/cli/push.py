@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlep.core.errors import ConfigError
 from rlep.core.versions import check_versions
+
+if TYPE_CHECKING:
+    from rlep.config.schema import Config
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 """Files of an earlier push that a later one replaces."""
@@ -40,12 +44,28 @@ def push(
     chosen, why = choose_checkpoint(run / "checkpoints", config.checkpoint.best)
     step, log = chosen.state.step, run / "evaluations.jsonl"
     evaluated = [row for row in read_lines(log) if row["step"] == step] if log.is_file() else []
-    hub, card = Repository("model", repository), str(model_card(repository, config, step, evaluated))
+    hub, card = Repository("model", repository), str(model_card(repository, config, step, evaluated)).encode()
     with tempfile.TemporaryDirectory(prefix=".push-", dir=run) as home:  # a run that goes on removes checkpoints
         for file in chosen.model.iterdir():
             if file.is_file():
                 link_file(file, Path(home) / file.name)
-        commit = hub.push(
-            files_below(Path(home)) | {"README.md": card.encode()}, WEIGHTS, f"Step {step}", public=public
-        )
+        files = files_below(Path(home)) | _own_template(run, config, Path(home)) | {"README.md": card}
+        commit = hub.push(files, WEIGHTS, f"Step {step}", public=public)
     typer.echo(f"{why} of {run}, step {step}, in {repository}, commit {commit}")
+
+
+def _own_template(run: Path, config: Config, model: Path) -> dict[str, Path | bytes]:
+    """Return ``model.template_file`` under the name that a tokenizer reads it by: whoever loads the model prompts as the run did.
+
+    Raises ``ConfigError`` where it has changed since.
+    """
+    from rlep.engines.tokenizer import load_tokenizer
+
+    if config.model.template_file is None:
+        return {}
+    tokenizer = load_tokenizer(model, config.model)
+    if tokenizer.template_digest != json.loads((run / "manifest.json").read_text())["template_digest"]:
+        raise ConfigError(
+            f"model.template_file = {config.model.template_file} is not as it was when {run} was trained: restore it"
+        )
+    return {"chat_template.jinja": tokenizer.chat_template.encode()}

@@ -39,7 +39,13 @@ def check_submitted(app: typer.Typer, arguments: Sequence[str], working_dir: Pat
     words = command.make_context(arguments[0], list(arguments[1:])).params
     files = words.get("files") or words.get("config") or []
     config = load_config([working_dir / file for file in files], words.get("overrides") or ())
-    named = {"MODEL": [words["model"]], "DATA": words["data"] or ()} if arguments[0] == "evaluate" else _paths(config)
+    named = _paths(config)
+    if arguments[0] == "evaluate":
+        named = {
+            "MODEL": [words["model"]],
+            "model.template_file": named["model.template_file"],
+            "DATA": words["data"] or (),
+        }
     paths = {
         name: [path for path in found if not _of_hub(name, path, config, working_dir)] for name, found in named.items()
     }
@@ -78,9 +84,15 @@ def _of_hub(name: str, path: Path, config: Config, within: Path) -> bool:
     """Tell whether the job looks a path up on the hub."""
     if name.startswith("data") or name == "DATA":
         return hub_data(path) is not None
-    return is_model_id(path, asked=config.model.revision is not None, within=within)
+    return name != "model.template_file" and is_model_id(path, asked=config.model.revision is not None, within=within)
 
 
 def _paths(config: Config) -> dict[str, Sequence[Path]]:
-    data = config.data
-    return {"model.path": [config.model.path], "data.train": data.train_paths, "data.evaluation": data.evaluation}
+    data, model = config.data, config.model
+    template = [] if model.template_file is None else [model.template_file]
+    return {
+        "model.path": [model.path],
+        "model.template_file": template,
+        "data.train": data.train_paths,
+        "data.evaluation": data.evaluation,
+    }

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -40,8 +40,11 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _none_or_zero(cls, value: object, info: ValidationInfo) -> object:
-        """``"none"`` (TOML has no null), and 0 as a number, are None where a key may be None."""
-        kinds = get_args(cls.model_fields[str(info.field_name)].annotation)
+        """``"none"`` (TOML has no null), and 0 as a number, are None where a key may be None; of a table, ``"none"`` is empty."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if get_origin(annotation) is dict:
+            return {} if value == "none" else value
+        kinds = get_args(annotation)
         if NoneType not in kinds:
             return value
         zero = value == 0 and not isinstance(value, bool) and not {str, Path} & set(kinds)

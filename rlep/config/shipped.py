@@ -1,4 +1,4 @@
-"""The config files that come with rlep: methods, machines and replay presets, to start from."""
+"""The files that come with rlep to start from: recipes, each a folder, and machines and replay presets to layer onto them."""
 
 from __future__ import annotations
 
@@ -10,48 +10,60 @@ from rlep.core.errors import ConfigError
 HOME = Path(__file__).parent / "presets"
 PLACE = Path("configs")
 """The folder of a checkout, and of copies: their comments and the documentation name them by it."""
+README = "README.md"
 
 
 def shipped() -> dict[str, Path]:
-    """Name, e.g. ``rlep`` or ``machines/1x80gb`` → file."""
-    found = {path.relative_to(HOME).with_suffix("").as_posix(): path for path in HOME.rglob("*.toml")}
-    return dict(sorted(found.items(), key=lambda item: ("/" in item[0], item[0])))
+    """Name → file: ``paper``, a recipe, → its README; ``paper/rlep`` and ``machines/1x80gb`` → a config. Recipes come first."""
+    recipes = {path.parent: path for path in HOME.glob(f"*/{README}")}
+    files = sorted([*recipes.values(), *HOME.glob("*/*.toml")], key=lambda path: (path.parent not in recipes, path))
+    return {
+        (path.parent if path.name == README else path.with_suffix("")).relative_to(HOME).as_posix(): path
+        for path in files
+    }
 
 
 def title_of(file: Path) -> str:
-    """Its purpose: the first line of its first comment, without how to use it."""
+    """Its purpose: its first line, a heading or a comment, without how to use it."""
     return file.read_text().partition("\n")[0].lstrip("# ").removesuffix(" Layer it onto a method:")
 
 
 def file_of(name: str) -> Path:
     """The file of that name, with or without ``configs/`` and ``.toml``. Raises ``ConfigError`` naming the nearest ones."""
-    found = shipped()
-    bare = name.removeprefix(f"{PLACE}/").removesuffix(".toml")
-    if bare not in found:
-        close = get_close_matches(bare, found, n=1)
-        known = f"did you mean {close[0]}?" if close else f"there are {', '.join(found)}"
-        raise ConfigError(f"rlep has no config {name}; {known}")
-    return found[bare]
+    files = shipped()
+    bare = name.removeprefix(f"{PLACE}/").removesuffix(".toml").rstrip("/")
+    if bare not in files:
+        close = [known for known in files if known.endswith(f"/{bare}")] or get_close_matches(bare, files, n=1)
+        remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(files)}"
+        raise ConfigError(f"rlep has no config {name}; {remedy}")
+    return files[bare]
 
 
-def copy_shipped(name: str, target: Path | None) -> Path:
-    """Copy a file to ``target``, else to ``configs/NAME.toml`` of the working directory.
+def copy_shipped(name: str, target: Path | None) -> list[Path]:
+    """Copy a file, or all files of a recipe, to ``target``, else below ``configs`` of the working directory.
 
-    Raises ``ConfigError`` where that file is there already.
+    Raises ``ConfigError`` where one of them is there already; the others are not written then.
     """
     source = file_of(name)
-    target = PLACE / source.relative_to(HOME) if target is None else target
-    target = target / source.name if target.is_dir() else target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with target.open("x") as copy:
-            copy.write(source.read_text())
-    except FileExistsError:
-        raise ConfigError(f"{target} is there already: name another file") from None
-    return target
+    if source.name == README:
+        folder = PLACE / source.parent.name if target is None else target
+        copies = {path: folder / path.name for path in sorted(source.parent.iterdir())}
+    else:
+        target = PLACE / source.relative_to(HOME) if target is None else target
+        copies = {source: target / source.name if target.is_dir() else target}
+    for copy in copies.values():
+        if copy.exists():
+            raise ConfigError(
+                f"{copy} is there already: name another {'folder' if copies.keys() - {source} else 'file'}"
+            )
+        copy.parent.mkdir(parents=True, exist_ok=True)
+    for original, copy in copies.items():
+        with copy.open("x") as file:
+            file.write(original.read_text())
+    return list(copies.values())
 
 
 def hint(path: Path) -> str:
     """The command that writes a missing file that rlep ships; empty for another."""
-    names = [name for name in shipped() if f"/{path.as_posix()}".endswith(f"/{name}.toml")]
-    return f"; `rlep config copy {max(names, key=len)} {path}` writes it" if names else ""
+    names = [name for name, file in shipped().items() if file.name == path.name]
+    return f"; `rlep config copy {names[0]} {path}` writes it" if names else ""

@@ -12,6 +12,10 @@ MAX_PARTS = 16
 """Most parts of one score."""
 
 
+class OutOfRange(ValueError):
+    """A function gave a score outside of the range that it declares: those inside were read by a wrong measure, too."""
+
+
 def score_fault(score: float, parts: Mapping[str, float]) -> str:
     """Describe the fault of a score, which lies in [0, 1], or of its parts, which are finite; empty without a fault."""
     if not 0.0 <= score <= 1.0:

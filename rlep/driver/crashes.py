@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rlep.config.roles import FUNCTIONS
 from rlep.core.errors import VerifierError
 from rlep.core.plural import counted
+from rlep.core.scores import OutOfRange
 from rlep.core.types import Completion, Prompt, Verdict
 from rlep.driver.ports import Verifiers
 
@@ -43,17 +44,28 @@ def is_function(profile: str) -> bool:
 
 
 def check_decided(profile: str, questions: int, verdicts: Sequence[Verdict]) -> None:
-    """Raise ``VerifierError`` where the user's function decided on none of the responses that it was shown.
-
-    Truncated ones are not shown. Fewer than ``LEAST_QUESTIONS`` questions say nothing.
-    """
+    """Raise ``VerifierError`` with the ``function_fault`` of a rollout. Truncated responses are not shown to a function."""
     shown = [verdict for verdict in verdicts if verdict.path == "full"]
     counts = Counter[str](verdict.status for verdict in shown)
-    if not is_function(profile) or questions < LEAST_QUESTIONS or not shown or {*counts} - {*UNDECIDED}:
-        return
-    raise VerifierError(
-        undecided_text(profile, counts, next((verdict.reason for verdict in shown if verdict.reason), ""))
-    )
+    reasons = [verdict.reason for verdict in shown if verdict.reason]
+    if fault := function_fault(profile, counts, reasons, questions):
+        raise VerifierError(fault)
+
+
+def function_fault(
+    profile: str, counts: Mapping[str, int], reasons: Sequence[str], questions: int = LEAST_QUESTIONS
+) -> str:
+    """Describe a user's function that gave a score out of its range, or decided on none of the responses; empty for others.
+
+    ``counts`` and ``reasons``: of the responses that it was shown; fewer than ``LEAST_QUESTIONS`` questions may all fail.
+    """
+    if not is_function(profile):
+        return ""
+    if outside := next((reason for reason in reasons if reason.startswith(OutOfRange.__name__)), ""):
+        return f"{profile}: {outside}"
+    if questions < LEAST_QUESTIONS or not counts or {*counts} - {*UNDECIDED}:
+        return ""
+    return undecided_text(profile, counts, next(iter(reasons), ""))
 
 
 def undecided_text(profile: str, counts: Mapping[str, int], reason: str) -> str:

@@ -85,14 +85,14 @@ class Tokenizer:
         backend, model = self._backend, self._model
         names = (backend.bos_token, backend.eos_token, backend.pad_token, backend.unk_token)
         split = backend.encode(SPLIT_SAMPLE, add_special_tokens=not model.chat_template)
-        parts = (self._template if model.chat_template else None, names, split, model.system_prompt, model.template)
+        parts = (self.chat_template if model.chat_template else None, names, split, model.system_prompt, model.template)
         encoded = json.dumps(parts, sort_keys=True).encode()
         return hashlib.blake2b(encoded, digest_size=16, person=b"rlep.template").hexdigest()
 
     @property
     def dated(self) -> bool:
         """Tell whether the chat template writes the present date or time into prompts, so that they differ from day to day."""
-        return self._model.chat_template and "strftime_now" in self._template
+        return self._model.chat_template and "strftime_now" in self.chat_template
 
     @property
     def appends_eos(self) -> bool:
@@ -156,13 +156,14 @@ class Tokenizer:
         return str(self._backend.name_or_path)
 
     @cached_property
-    def _template(self) -> str:
+    def chat_template(self) -> str:
         """The chat template of a prompt. Raises ``ModelError`` where there is none, or a variable that it does not read."""
         file = self._model.template_file
         try:
             template = self._own_template() if file is None else file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"model.template_file = {file} cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ModelError(f"model.template_file = {file} cannot be read: {why}") from error
         for name in self._model.template:
             if not re.search(rf"\b{re.escape(name)}\b", template):
                 raise ModelError(
@@ -191,7 +192,7 @@ class Tokenizer:
     def _render(self, messages: Sequence[Message]) -> str:
         from jinja2 import TemplateError
 
-        name, template = self._model.template_file or self._name, self._template
+        name, template = self._model.template_file or self._name, self.chat_template
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return str(

@@ -103,7 +103,8 @@ def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_st
     monkeypatch.chdir(tmp_path)  # where modules are found
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "rewards_of_mine.py").write_text(
-        "def grade(reference, response):\n    return 1\n\ndef levels(response, level):\n    return 1\n"
+        "def grade(reference, response):\n    return 1\n\ndef levels(response, level):\n    return 1\n\n"
+        "def stars(response):\n    return 5\n"
     )
     (tmp_path / "rewards_broken.py").write_text("import nothing_of_the_kind\n")
     faults = {
@@ -113,6 +114,8 @@ def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_st
         "named 'nothing_of_the_kind'",
         "rewards_of_mine:levels": "levels asks for level: that is neither prompt, response or reference nor a column of the row, "
         "which has answer, data_source, problem",
+        "rewards_of_mine:stars": "score 5 does not lie in [0, 1]; scale it, or declare its range as the function's attribute "
+        "score_range, e.g. (-1.0, 2.0)",
         "rewards_of_yours:grade": "verifier function 'rewards_of_yours:grade': no module rewards_of_yours here or on the "
         "path; set PYTHONPATH or install it",
     }
@@ -129,6 +132,36 @@ def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_st
     settings = [*overrides, "verifier.profile=python:rewards_of_mine:grade"]
     checked = CliRunner().invoke(app, arguments("check", config, settings))
     assert "ok      verifier: python:rewards_of_mine:grade, which can grade against 4 references\n" in checked.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "collect", "evaluate", "plan"])
+def test_a_template_that_cannot_be_used_is_one_sentence_before_anything_starts(
+    command: str, config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    own, out = tmp_path / "own.jinja", tmp_path / "out"
+    words = ["evaluate", str(MODEL), str(tmp_path / "train.jsonl"), "--config", config, "--out", str(out)]
+    words = words if command == "evaluate" else [command, config]
+    file = f'model.template_file="{own}"'
+    faults = {
+        "{{ raise_exception('no questions') }}": (file, f"{own}: the chat template refuses a prompt: no questions"),
+        "{{ messages[0].content + 1 }}": (file, f"{own}: the chat template fails with a prompt: TypeError"),
+        "": (
+            'model.template_file="gone.jinja"',
+            "model.template_file = gone.jinja cannot be read: No such file or directory",
+        ),
+        " ": ("model.template.enable_thinkin=false", "model.template.enable_thinkin: "),
+    }
+    for text, (setting, sentence) in faults.items():
+        own.write_text(text)
+        settings = [*overrides, f'run.directory="{out}"', "replay.count=1", setting]
+        result = CliRunner().invoke(app, [*words, *(word for value in settings for word in ("--set", value))])
+        assert result.exit_code == 2, result.output
+        assert f"error: {sentence}" in result.stderr
+        assert result.stderr.rpartition("error: ")[2].count("\n") == 1
+        assert not ray.is_initialized()
+        assert not out.exists()
+        checked = CliRunner().invoke(app, arguments("check", config, settings)).stdout
+        assert f": {sentence}" in checked
 
 
 @pytest.mark.parametrize("command", ["train", "collect", "evaluate"])

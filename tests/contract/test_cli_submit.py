@@ -56,6 +56,14 @@ def test_what_is_right_is_submitted(project: Path, words: list[str]) -> None:
             "data.evaluation = gone.jsonl: there is no such path in {project}, which is copied to the job",
         ),
         (
+            ["sft", "own.toml", "--set", "model.template_file=templates/own.jinja"],
+            "model.template_file = templates/own.jinja: there is no such path in {project}, which is copied to the job",
+        ),
+        (
+            ["evaluate", "model", "train.jsonl", "--config", "own.toml", "--set", "model.template_file=own.jinja"],
+            "model.template_file = own.jinja: there is no such path in {project}, which is copied to the job",
+        ),
+        (
             ["evaluate", "gone", "train.jsonl", "--config", "own.toml"],
             "MODEL = gone: there is no such path in {project}, which is copied to the job",
         ),

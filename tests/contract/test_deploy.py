@@ -95,7 +95,7 @@ def test_with_gpus_the_head_has_them_all_and_shared_memory_for_7b() -> None:
     assert head["gpus"] == "all"
     size = re.fullmatch(r"\$\{RLEP_SHM:-(\d+)gb\}", head["shm_size"])  # Docker's gb is a GiB
     assert size
-    config = load_config([ROOT / "configs/rlep.toml", ROOT / "configs/machines/8x80gb.toml"])
+    config = load_config([ROOT / "configs/paper/rlep.toml", ROOT / "configs/machines/8x80gb.toml"])
     wanted = plan_host(config, MATH_7B).published_bytes + OBJECT_STORE_BYTES
     assert int(size[1]) == -(-wanted // 2**30)
     assert wanted_cpus(config) <= int(re.findall(r"RLEP_HEAD_CPUS=(\d+)", (DEPLOY / "compose.gpu.yaml").read_text())[0])

@@ -18,7 +18,14 @@ from rlep.metrics.catalogue import METRICS, metric_for
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md", *sorted(DOCS.rglob("*.md"))]
+RECIPES = sorted((ROOT / "configs").resolve().glob("*/README.md"))
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "deploy" / "README.md",
+    *RECIPES,
+    *sorted(DOCS.rglob("*.md")),
+]
 LONGEST_README = 150
 
 FILE_TYPES = ("py", "toml", "json", "jsonl", "proto", "sh", "sbatch", "yaml", "conf", "md")
@@ -164,7 +171,7 @@ def test_pages_named_in_code_and_configs_exist() -> None:
     named = {
         (name_of(path), page)
         for path in files
-        if path.suffix in {".py", ".toml", ".yaml", ".sh", ".conf"}
+        if path.suffix in {".py", ".toml", ".yaml", ".sh", ".conf", ".md"}
         for page in re.findall(r"docs/[\w/-]+\.md", path.read_text())
     }
     assert [(where, page) for where, page in sorted(named) if not (ROOT / page).is_file()] == []
@@ -173,10 +180,10 @@ def test_pages_named_in_code_and_configs_exist() -> None:
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ("rlep train configs/rlep.toml --set run.seed=3", None),
-        ("rlep trane configs/rlep.toml", "rlep has no command 'trane'"),
+        ("rlep train configs/paper/rlep.toml --set run.seed=3", None),
+        ("rlep trane configs/paper/rlep.toml", "rlep has no command 'trane'"),
         ("rlep pool stats --nmae pool", "rlep pool stats has no option --nmae"),
-        ("rlep train configs/rlep.toml --set run.sede=3", "there is no key run.sede"),
+        ("rlep train configs/paper/rlep.toml --set run.sede=3", "there is no key run.sede"),
         ("rlep train configs/nothing.toml", "there is no configs/nothing.toml"),
         ("rlep submit --no-wait -- scale generators 3 --runn x", "rlep scale has no option --runn"),
     ],

@@ -52,8 +52,8 @@ def test_defaults_and_bounds_stand_as_written_in_toml() -> None:
 
 
 def test_every_preset_and_command_and_alert_stands_in_its_table() -> None:
-    listed = re.findall(r"^\| `(configs/[a-z0-9/-]+\.toml)` \| \w", GENERATED["presets"](), re.M)
-    assert set(listed) == {str(file.relative_to(ROOT)) for file in (ROOT / "configs").glob("**/*.toml")}
+    listed = re.findall(r"^\| `(configs/\S+)` \| \w", GENERATED["presets"](), re.M)
+    assert sorted(listed) == sorted(str(file.relative_to(ROOT)) for file in (ROOT / "configs").glob("*/*.*"))
     assert "| `rlep pool stats [CONFIG.toml…]` | " in GENERATED["commands"]()
     assert "| `RlepNoStep` | page | " in GENERATED["alerts"]()
 

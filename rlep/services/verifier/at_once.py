@@ -1,7 +1,8 @@
 """Reward functions that use the network: several responses at once, each with a deadline; a server that is away is asked again.
 
 A function says that its server is away by the error of the client that it uses: ``ConnectionError`` and what httpx, requests,
-aiohttp or openai raise in its place, or an HTTP status of 408, 429 or 500 and more.
+aiohttp or openai raise in its place, or an HTTP status of 408, 429 or 500 and more. A certificate that cannot be verified is
+no such error: it stays as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SLOW = {"TimeoutError", "TimeoutException", "Timeout"}
 """Names of those by which they say that an answer takes too long."""
 _TRY_AGAIN = (408, 429)
 
-Trouble = Literal["away", "slow", ""]
+Trouble = Literal["away", "failing", "slow", ""]
 
 
 class ServerAway(Exception):
@@ -41,11 +42,14 @@ async def grade_all(
     """
     places = asyncio.Semaphore(at_once)
     late = False
+    served = 0
 
     async def grade(job: GradingJob) -> list[Any]:
+        nonlocal served
         async with places:
             started = time.perf_counter()
-            found = await judged(judge, limits.deadline_s, job)
+            found = await judged(judge, limits.deadline_s, job, lambda: served)
+            served += found.status != "timeout"
             return found.reply(time.perf_counter() - started)
 
     # Alone, each is answered before the next begins, so that it is known which of them ended the process.
@@ -62,10 +66,14 @@ async def grade_all(
     return late
 
 
-async def judged(judge: Judge, deadline_s: float, job: GradingJob) -> Judgement:
-    """The judgement within ``deadline_s``, else ``timeout``. Raises ServerAway."""
+async def judged(judge: Judge, deadline_s: float, job: GradingJob, served: Callable[[], int]) -> Judgement:
+    """The judgement within ``deadline_s``, else ``timeout``. Raises ServerAway.
+
+    ``served``: counts the others that got theirs. A server that fails at this response alone, by an HTTP error 500, is not away:
+    a continued run would meet the same response again.
+    """
     last: Exception | None = None
-    pause = FIRST_PAUSE_S
+    pause, before = FIRST_PAUSE_S, served()
     try:
         async with asyncio.timeout(deadline_s):
             while True:
@@ -77,20 +85,23 @@ async def judged(judge: Judge, deadline_s: float, job: GradingJob) -> Judgement:
                     if not trouble_of(error):
                         return Judgement("crashed", None, failure_of(error))
                     last = error
-                await asyncio.sleep(pause)
+                await asyncio.sleep(max(pause, _pause_asked(last)))
                 pause = min(2 * pause, LONGEST_PAUSE_S)
     except TimeoutError:
-        if last is not None and trouble_of(last) == "away":
+        trouble = trouble_of(last) if last is not None else ""
+        if trouble == "away" or (trouble == "failing" and served() == before):
             raise ServerAway(f"{type(last).__name__}: {last}") from last
         said = f", the last time {type(last).__name__}: {last}" if last is not None else ""
         return Judgement("timeout", None, f"Timeout: no verdict within {deadline_s:g} s{said}")
 
 
 def trouble_of(error: BaseException) -> Trouble:
-    """Classify what a function raised: its server is ``away`` or ``slow``; empty where it is the function that failed."""
+    """Classify what a function raised: its server is ``away``, ``failing`` or ``slow``; empty: the function failed."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return ""
     for cause in _causes(error):
         if (status := _status_of(cause)) is not None:
-            return "away" if status in _TRY_AGAIN or status >= 500 else ""
+            return "failing" if status == 500 else "away" if status in _TRY_AGAIN or status > 500 else ""
         names = {kind.__name__ for kind in type(cause).__mro__}
         if names & _SLOW and "ConnectTimeout" not in names:
             return "slow"
@@ -103,6 +114,16 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+def _pause_asked(error: BaseException) -> float:
+    """The seconds of a ``Retry-After`` in an error; 0 where there is none, or a date."""
+    for cause in _causes(error):
+        headers = getattr(getattr(cause, "response", cause), "headers", None)
+        text = headers.get("Retry-After", "") if headers is not None else ""
+        if text.isdecimal():
+            return float(text)
+    return 0.0
 
 
 def _status_of(error: BaseException) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import math
 import os
 import re
 import tomllib
@@ -15,12 +16,13 @@ from urllib.parse import urlsplit
 
 from rlep.core.errors import ConfigError
 from rlep.services.verifier.answers import after_thinking
+from rlep.services.verifier.reward_call import UnknownName
 
 JUDGE = "judge "
 """A worker's task, before the path of the file."""
 TOKEN = "RLEP_JUDGE_TOKEN"
 """Environment variable with the token that the server asks for, if it does."""
-_NAMES = re.compile(r"\{(\w+)\}")
+_NAMES = re.compile(r"\{(\{)?([A-Za-z_]\w*)\}(?(1)\})")
 _CONNECT_S = 10.0
 
 
@@ -37,9 +39,12 @@ class JudgeFile:
     model: str
     """Name under which the server knows the model."""
     prompt: str
-    """Message to the judge; ``{prompt}``, ``{response}``, ``{reference}`` and names of columns in braces are filled in."""
-    score: str = r"<score>\s*([-+.\d]+)\s*</score>"
-    """Regular expression; group 1 of its last match in the answer, after any thinking, is the score."""
+    """Message to the judge; ``{prompt}``, ``{response}``, ``{reference}`` and columns are filled in; ``{{x}}`` is ``{x}``."""
+    score: str = r"<score>\s*([-+.\d]+)\s*</score>\W*$"
+    """Regular expression; group 1 of its last match in the answer, after any thinking, is the score.
+
+    By default the answer has to end with it: a judge that quotes a score out of the response gives none.
+    """
     range: list[float] = field(default_factory=lambda: [0.0, 1.0])
     """Lowest and highest score that the prompt asks for."""
     temperature: float = 0.0
@@ -51,13 +56,13 @@ class JudgeFile:
     def digest(self) -> str:
         """Eight hex digits that name the judge, wherever it is served."""
         named = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "url"}
-        return hashlib.blake2b(json.dumps(named, sort_keys=True).encode(), digest_size=4).hexdigest()
+        return hashlib.blake2b(json.dumps(named, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
 
 
 def read_judge(path: Path) -> JudgeFile:
     """Read the settings of a judge. Raises ConfigError naming the key."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"judge file {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -77,14 +82,18 @@ def read_judge(path: Path) -> JudgeFile:
 
 
 def _fault_of(judge: JudgeFile) -> str:
-    parts = urlsplit(judge.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(judge.url)
+        host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
+    except ValueError:
+        host = None
+    if not host:
         return f"url = {judge.url!r} is not http://HOST:PORT/v1 or https://…"
     if parts.username or parts.password:
         return f"url holds a name or password; give the token in {TOKEN} instead"
-    if os.environ.get(TOKEN) and parts.scheme == "http" and not _is_loopback(parts.hostname):
+    if os.environ.get(TOKEN) and parts.scheme == "http" and not _is_loopback(host):
         return f"url = {judge.url!r} would carry the token in {TOKEN} in the clear: take https://, or unset it"
-    if "{response}" not in judge.prompt:
+    if ("", "response") not in _NAMES.findall(judge.prompt):
         return "prompt does not hold {response}, so every response would get the same score"
     try:
         groups = re.compile(judge.score).groups
@@ -92,7 +101,10 @@ def _fault_of(judge: JudgeFile) -> str:
         return f"score = {judge.score!r} is no regular expression: {error}"
     if not groups:
         return f"score = {judge.score!r} has no group (…) for the number"
-    return "" if len(judge.range) == 2 else f"range = {judge.range}: two numbers, the lowest and the highest score"
+    numbers = [number for number in judge.range if isinstance(number, int | float) and math.isfinite(number)]
+    if len(judge.range) != 2 or len(numbers) != 2 or numbers[0] >= numbers[1]:
+        return f"range = {judge.range} is not two numbers, the lowest score and the highest"
+    return ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -109,7 +121,11 @@ def judge_function(judge: JudgeFile) -> Callable[..., Awaitable[float]]:
     token = os.environ.get(TOKEN)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     # The deadline is the caller's.
-    client = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(None, connect=_CONNECT_S))
+    timeout = httpx.Timeout(None, connect=_CONNECT_S)
+    # A proxy before loopback would get the token.
+    direct = {judge.url: None} if _is_loopback(urlsplit(judge.url).hostname or "") else {}
+    client = httpx.AsyncClient(headers=headers, timeout=timeout, mounts=direct)
+    low, high = judge.range
 
     async def score(prompt: str, response: str, reference: str, **columns: object) -> float:
         given = columns | {"prompt": prompt, "response": response, "reference": reference}
@@ -117,27 +133,45 @@ def judge_function(judge: JudgeFile) -> Callable[..., Awaitable[float]]:
         sampling = {"temperature": judge.temperature, "max_tokens": judge.max_tokens}
         request = {"model": judge.model, "messages": [message]} | sampling | judge.extra
         answer = await client.post(f"{judge.url.rstrip('/')}/chat/completions", json=request)
-        if answer.is_client_error:  # the server says why, in a field that is not the same everywhere
-            reason = " ".join(answer.text[:300].split())
+        if not answer.is_success:  # the server says why, in a field that is not the same everywhere
+            moved = answer.headers.get("location", "")
+            reason = f"to {moved}, which is not followed" if moved else " ".join(answer.text[:300].split())
             raise httpx.HTTPStatusError(f"{answer.status_code} {reason}", request=answer.request, response=answer)
-        answer.raise_for_status()
-        return score_in(answer.json()["choices"][0]["message"]["content"] or "", judge.score)
+        found = score_in(text_of(answer.content), judge.score)
+        if not low <= found <= high:
+            raise NoScore(f"the judge gave {found:g}, which is not in range = [{low:g}, {high:g}]")
+        return found
 
-    low, high = judge.range
     vars(score)["score_range"] = (low, high)
     return score
 
 
 def filled(prompt: str, values: Mapping[str, object]) -> str:
-    """The prompt with its names in braces replaced, once, where ``values`` has them: no text that is filled in is looked at."""
+    """The prompt with its names in braces replaced, once: no text that is filled in is looked at. Raises UnknownName."""
 
     def value(match: re.Match[str]) -> str:
-        if match.group(1) not in values:
-            return match.group()
-        found = values[match.group(1)]
+        doubled, name = match.groups()
+        if doubled:
+            return f"{{{name}}}"
+        if name not in values:
+            raise UnknownName(
+                f"the judge's prompt holds {{{name}}}: the row has {', '.join(values)}; braces themselves are {{{{{name}}}}}"
+            )
+        found = values[name]
         return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
     return _NAMES.sub(value, prompt)
+
+
+def text_of(body: bytes) -> str:
+    """The answer in a chat completion. Raises NoScore."""
+    try:
+        text = json.loads(body)["choices"][0]["message"]["content"] or ""
+    except (ValueError, LookupError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise NoScore(f"the server's answer is no chat completion: {body[:120]!r}")
+    return text
 
 
 def score_in(answer: str, pattern: str) -> float:

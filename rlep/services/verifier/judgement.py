@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
@@ -9,12 +10,15 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any, NamedTuple
 
-from rlep.core.scores import score_fault
+from rlep.core.scores import OutOfRange, score_fault
 from rlep.services.verifier.frames import GradingJob
 
 MAX_REASON = 2000
+MAX_EXTRACTED = 4000
 _OWN_FILES = os.path.dirname(__file__) + os.sep
 """A traceback is shown from below the last frame in these."""
+_REFUSED = ("[Errno 1] Operation not permitted", "can't start new thread")
+"""Words by which Python says that the limits of a worker refused a call."""
 _MAX_FRAMES = 8
 """Innermost frames of a traceback that are shown."""
 
@@ -56,13 +60,17 @@ class Judge(NamedTuple):
 def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: float = 1.0) -> Judgement:
     """A bool as it is; a number, or a mapping with ``score`` and named parts, with its score, of [low, high] moved to [0, 1].
 
-    Raises BadScore for anything else.
+    A text in a mapping is no part; the first one is what was extracted, as verl's functions say it under ``pred``.
+    Raises OutOfRange, and BadScore for anything else.
     """
     found = _unboxed(found)
+    said = _texts(found)
+    extracted = next((text for text in said.values() if text is not None), None) if extracted is None else extracted
+    extracted = None if extracted is None else extracted[:MAX_EXTRACTED]
     if isinstance(found, bool):
         return Judgement("correct" if found else "wrong", extracted)
     if isinstance(found, Mapping):
-        parts = {name: _number(name, value) for name, value in found.items()}
+        parts = {name: _number(name, value) for name, value in found.items() if name not in said}
         if "score" not in parts:
             raise BadScore('a mapping of named parts needs the key "score", the reward')
         score = parts.pop("score")
@@ -72,8 +80,12 @@ def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: f
         raise BadScore(
             f"it returned {found!r:.60} ({type(found).__name__}), which is neither a bool, a number nor a mapping"
         )
+    # Sums of floats miss the ends: 0.7 + 0.2 + 0.1 is less than 1.
+    score = next((end for end in (low, high) if math.isclose(score, end, rel_tol=1e-9, abs_tol=1e-9)), score)
+    if not math.isfinite(score):
+        raise BadScore(f"score {score} is not finite")
     if not low <= score <= high:
-        raise BadScore(
+        raise OutOfRange(
             f"score {score:g} does not lie in [{low:g}, {high:g}]; scale it, or declare its range as the function's "
             "attribute score_range, e.g. (-1.0, 2.0)"
         )
@@ -81,6 +93,14 @@ def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: f
     if fault := score_fault(score, parts):
         raise BadScore(fault)
     return Judgement("correct" if score == 1.0 else "wrong", extracted, "", score, parts)
+
+
+def _texts(found: object) -> dict[object, str | None]:
+    if not isinstance(found, Mapping):
+        return {}
+    return {
+        name: value for name, value in found.items() if name != "score" and (value is None or isinstance(value, str))
+    }
 
 
 def _unboxed(value: object) -> object:
@@ -101,6 +121,8 @@ def failure_of(error: Exception) -> str:
     own = [index for index, frame in enumerate(stack) if frame.filename.startswith(_OWN_FILES)]
     frames_below = stack[own[-1] + 1 :] if own else stack
     said = f"{type(error).__name__}: {error}"[:MAX_REASON]
+    if any(words in said for words in _REFUSED):
+        said += " (functions start no processes; the network and threads need verifier.network = true)"
     if not frames_below:
         return said
     below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))

@@ -19,10 +19,16 @@ OWN_NAMES = ("prompt", "response", "reference", "solution_str", "ground_truth")
 """Names of a parameter that a column of the row cannot take; the last two are verl's for ``response`` and ``reference``."""
 BATCHED = ("prompts", "completions")
 """TRL's names. A function with one of them is given lists, of one item, and returns a list of one."""
+SHOWN = ("response", "solution_str", "completions")
+"""Names by which a function sees the response."""
 
 
 class UnknownName(TypeError):
     """A function has a parameter that is neither a known name nor a column of the row: the response is ``crashed``."""
+
+
+class Quit(RuntimeError):
+    """A function raised what is meant to end its process, ``SystemExit`` for instance: the response is ``crashed``."""
 
 
 class Term(NamedTuple):
@@ -67,7 +73,10 @@ class RewardFunction:
     """One function, and the names it asks for."""
 
     def __init__(self, function: Callable[..., object], name: str, *, threads: bool = False) -> None:
-        """``threads``: call it in a thread, unless it is async. Raises ValueError for a bad ``score_range``."""
+        """``threads``: call it in a thread, unless it is async.
+
+        Raises ValueError for a bad ``score_range``, and for a function that cannot see the response.
+        """
         self._function, self._name, self._threads = function, name, threads
         self.is_async = is_async(function)
         parameters = inspect.signature(function).parameters.values()
@@ -76,13 +85,24 @@ class RewardFunction:
         self._named = {parameter.name: parameter.default is parameter.empty for parameter in named}
         self._takes_rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         self._batched = any(name in self._named for name in BATCHED)
-        self._low, self._high = map(float, getattr(function, "score_range", (0.0, 1.0)))
+        if not self._ordered and not {*SHOWN} & {*self._named} and not (self._batched and self._takes_rest):
+            raise ValueError(
+                f"{name} has no parameter {' or '.join(SHOWN)}, so every response would get the same score"
+            )
+        inner = getattr(function, "func", None)  # of a partial
+        self._low, self._high = map(float, getattr(function, "score_range", getattr(inner, "score_range", (0.0, 1.0))))
         if not -math.inf < self._low < self._high < math.inf:
             raise ValueError(f"{name}.score_range = ({self._low:g}, {self._high:g}) is no range")
 
     async def judge(self, job: GradingJob) -> Judgement | None:
         """The function's judgement; None where one with TRL's names does not apply to the response."""
-        returned: Any = await self._call(job)
+        try:
+            returned: Any = await self._call(job)
+        except BaseException as error:
+            if isinstance(error, Exception | asyncio.CancelledError | GeneratorExit):
+                raise
+            said = f"{self._name} raised {type(error).__name__}: {error}"
+            raise Quit(said).with_traceback(error.__traceback__) from None
         if self._batched:
             if not hasattr(returned, "__len__") or len(returned) != 1 or isinstance(returned, str | dict):
                 raise BadScore(
@@ -99,10 +119,10 @@ class RewardFunction:
         call = partial(self._function, *ordered, **({} if self._ordered else self._arguments(job)))
         returned = await asyncio.to_thread(self._in_thread, call) if self._threads and not self.is_async else call()
         if self.is_async and inspect.isawaitable(returned):
-            return await returned
+            returned = await returned
         if inspect.iscoroutine(returned):
             returned.close()
-            raise TypeError(f"{self._name} returned a coroutine: declare it with async def")
+            raise TypeError(f"{self._name} returned a coroutine: await it in {self._name}, declared with async def")
         return returned
 
     def _in_thread(self, call: Callable[[], object]) -> object:
@@ -113,7 +133,7 @@ class RewardFunction:
         """The values of the names that it asks for. Raises UnknownName."""
         columns: dict[str, object] = json.loads(job.columns) if job.columns else {}
         own = dict(zip(OWN_NAMES, (job.prompt, job.answer, job.reference, job.answer, job.reference), strict=True))
-        values: dict[str, object] = columns | own
+        values: dict[str, object] = {"extra_info": {}} | columns | own
         if self._batched:
             values = {name: [value] for name, value in values.items()} | _batch(job, columns.get("prompt"))
         if unknown := [name for name, needed in self._named.items() if needed and name not in values]:
@@ -126,10 +146,11 @@ class RewardFunction:
 
 
 def _batch(job: GradingJob, prompt: object) -> dict[str, object]:
-    """TRL's lists: of messages where the row's prompt is a list of messages, else of texts."""
-    if isinstance(prompt, list):
-        return {"prompts": [prompt], "completions": [[{"role": "assistant", "content": job.answer}]]}
-    return {"prompts": [job.prompt], "completions": [job.answer]}
+    """TRL's lists: of texts where the row has a text as its prompt, else of messages."""
+    if isinstance(prompt, str):
+        return {"prompts": [job.prompt], "completions": [job.answer]}
+    asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": job.prompt}]
+    return {"prompts": [asked], "completions": [[{"role": "assistant", "content": job.answer}]]}
 
 
 def is_async(function: Callable[..., object]) -> bool:
@@ -143,6 +164,8 @@ def user_judge(task: str, *, threads: bool = False) -> Judge:
     functions = []
     for term in terms:
         function = getattr(importlib.import_module(term.function.partition(":")[0]), term.name)
+        if isinstance(function, type):
+            raise TypeError(f"{term.name} is a class: name an object of it, {term.name.lower()} = {term.name}(…)")
         if not callable(function):
             raise TypeError(f"{term.name} is a {type(function).__name__}, not a function")
         functions.append(function)

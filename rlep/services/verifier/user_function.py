@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from rlep.core.errors import ConfigError
@@ -100,12 +100,19 @@ def source_version(functions: str) -> str:
 def _source(function: str) -> bytes:
     """The file of a function's module."""
     module = function.partition(":")[0]
-    try:
-        spec = find_spec(module)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"verifier function {function!r}: {error}") from error
+    names = module.split(".")
+    spec: ModuleSpec | None = None
+    for depth in range(1, len(names) + 1):  # find_spec would run the packages that the module is in
+        path = spec.submodule_search_locations if spec is not None else None
+        spec = _found(".".join(names[:depth]), path) if depth == 1 or path is not None else None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise ConfigError(
             f"verifier function {function!r}: no module {module} here or on the path; set PYTHONPATH or install it"
         )
     return Path(spec.origin).read_bytes()
+
+
+def _found(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Ask the finders of modules, as an import does; ``path``: of the package that it is in."""
+    specs = (finder.find_spec(module, path) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)

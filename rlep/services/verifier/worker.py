@@ -19,6 +19,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from typing import Any, Final
 
 from rlep.core.errors import VerifierError
 from rlep.services.verifier import frames
-from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
+from rlep.services.verifier.jail import Limits, confine, die_with_parent, memory_mb, start_clock, stop_clock
 from rlep.services.verifier.judge import JUDGE, judge_function, read_judge
 from rlep.services.verifier.judgement import MAX_REASON, Judge, Judgement, failure_of
 from rlep.services.verifier.reward_call import Term, judge_of, user_judge
@@ -51,6 +52,8 @@ Run = Callable[[Coroutine[Any, Any, Judgement]], Judgement]
 Grader = Callable[[Sequence[frames.GradingJob], int], bool]
 """Answers the jobs of a batch, at most that many at once; False if the process is of no more use after it."""
 
+_STACK_BYTES = 2 << 20
+"""Of a thread with the network: as many as may be have room in the address space."""
 RECYCLED: Final = 0
 OUT_OF_MEMORY: Final = 77
 OUT_OF_STEP: Final = 78
@@ -64,7 +67,7 @@ def main(arguments: list[str]) -> int:
     jobs, replies = _take_pipes()
     try:
         judge = load_judge(arguments[1], threads=limits.network)
-    except Exception as error:  # noqa: BLE001 - the process's outermost frame, whatever the user's module raised
+    except BaseException as error:  # noqa: BLE001 - the process's outermost frame, whatever the user's module raised
         os.write(replies, frames.encode({"failed": f"{type(error).__name__}: {error}"[:MAX_REASON]}))
         return UNUSABLE
     return host(judge, limits, jobs, replies)
@@ -172,6 +175,7 @@ def _grader(judge: Judge, limits: Limits, answer: Callable[[Any], None]) -> Grad
     if limits.network:
         from rlep.services.verifier.at_once import MOST_THREADS, ServerAway, grade_all
 
+        threading.stack_size(_STACK_BYTES)
         runner.get_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS))
 
         def grade_at_once(jobs: Sequence[frames.GradingJob], at_once: int) -> bool:
@@ -196,8 +200,8 @@ def _grader(judge: Judge, limits: Limits, answer: Callable[[Any], None]) -> Grad
 
 def serve(grade: Grader, limits: Limits, jobs: int, replies: int) -> int:
     """Grade batches until it is time to be replaced; the exit code."""
-    done = 0
-    while done < limits.recycle_jobs and _resident_mb() < limits.recycle_mb:
+    done, largest = 0, memory_mb().resident + limits.recycle_mb
+    while done < limits.recycle_jobs and memory_mb().resident < largest:
         batch: Any = frames.read_blocking(jobs)
         if batch is None:
             return OUT_OF_STEP
@@ -222,11 +226,6 @@ def _grade_one(judge: Grade, limits: Limits, job: frames.GradingJob) -> list[Any
     finally:
         stop_clock()
     return found.reply(time.perf_counter() - started)
-
-
-def _resident_mb() -> float:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ SMALL = ("learner.micro_batch_tokens=4096", "learner.reshard_after_forward=true"
 
 
 def check(shape: str, machine: str, *overrides: str) -> None:
-    figures = measure_shape(shape, [CONFIGS / "rlep.toml", CONFIGS / "machines" / machine], overrides)
+    figures = measure_shape(shape, [CONFIGS / "paper" / "rlep.toml", CONFIGS / "machines" / machine], overrides)
     assert figures["state_bytes"] == pytest.approx(figures["planned_state_bytes"], rel=1e-3), figures
     assert figures["planned_peak_bytes"] == pytest.approx(figures["peak_bytes"], rel=ALLOWED), figures
     assert list(figures["peaks"]) == ["forward", "backward", "optimizer", "score", "publication"]

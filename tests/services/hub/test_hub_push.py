@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, ModelCard, constants
+from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from rlep.algorithms.evaluation import INTERVAL
 from rlep.cli import app
+from rlep.config.schema import ModelConfig
 from rlep.driver.checkpoint import write_json
 from rlep.engines.tokenizer import load_tokenizer
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from tests.engines.test_thinking_tokens import write
 from tests.fake_hub import Hub
 from tests.services.pool.pool_commands import MODEL, ROWS, Commands
 from tests.services.pool.pool_servers import serving, socket_in
@@ -247,6 +250,28 @@ def test_large_files_are_sent_without_the_token(writer: Hub, tmp_path: Path) -> 
     assert pushed(pushable(tmp_path / "run")).exit_code == 0
     assert {shown for host, shown in writer.shown if host == writer.files_url} == {None}
     assert list(writer.uploaded.values()) == [b"new"]
+
+
+def test_a_run_by_a_template_of_its_own_is_pushed_with_it_unless_it_has_changed(writer: Hub, tmp_path: Path) -> None:
+    own, base = tmp_path / "own.jinja", write(tmp_path / "base")
+    own.write_text("Q: {{ messages[-1].content }} A:")
+    run = run_of(tmp_path / "run", f"model.path={base}", f"model.template_file={own}")
+    made = load_tokenizer(base, ModelConfig(template_file=own))
+    (run / "manifest.json").write_text(json.dumps({"template_digest": made.template_digest}))
+    shutil.copytree(base, checkpoint(run, 20, 0.5) / "model", dirs_exist_ok=True)
+    done = CliRunner().invoke(app, ["push", str(run), "org/mine"])
+    assert done.exit_code == 0, done.output
+    files = writer.commits["models/org/mine"][writer.branches["models/org/mine"]["main"]]
+    assert "own.jinja" not in files["README.md"].decode()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    asked = [{"role": "user", "content": "2 + 2?"}]
+    assert AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(asked, tokenize=False) == "Q: 2 + 2? A:"
+    own.write_text("Q: {{ messages[-1].content }}")
+    refused = CliRunner().invoke(app, ["push", str(run), "org/mine"])
+    assert refused.exit_code == 2
+    assert f"own.jinja is not as it was when {run} was trained" in " ".join(refused.stderr.split())
+    assert len(writer.commits["models/org/mine"]) == 2  # made empty, and the one above
 
 
 def test_what_is_no_run_is_refused(writer: Hub, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlep.check.inputs import Inputs
+from rlep.check.data_checks import check_stops
+from rlep.check.inputs import Inputs, Subject
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
@@ -98,3 +99,11 @@ def test_a_pool_is_told_the_commit_of_the_model_that_wrote_a_response(hub: Hub) 
     assert run_of(resolved(), inputs, *given).policy_digest == f"rlep:org/tiny@{model}"  # type: ignore[arg-type]
     own = load_config([], [f'model.path="{QUICKSTART}"'])
     assert run_of(own, inputs, *given).policy_digest == "rlep:digest"  # type: ignore[arg-type]
+
+
+def test_a_stop_token_that_a_model_of_the_hub_does_not_have_is_refused(hub: Hub) -> None:
+    files = {file.name: file.read_bytes() for file in QUICKSTART.iterdir() if file.is_file()}
+    hub.push(TINY, files)
+    config = load_config([], ["model.path=org/tiny", "rollout.stop_tokens=[1, 42]"])
+    with pytest.raises(ConfigError, match=r"^rollout\.stop_tokens: org/tiny has no token 42: its vocabulary has 42$"):
+        check_stops(Subject(resolve_names(config, "evaluate", Notes())))  # type: ignore[arg-type]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Answer = Callable[[str, bytes, int], tuple[int, str]]
-"""``(path, body, how many times it was asked)`` → status and text."""
+Answer = Callable[[str, bytes, int], tuple[int, str] | tuple[int, str, dict[str, str]]]
+"""``(path, body, how many times it was asked)`` → status and text, and headers if there are any."""
 
 
 class RewardServer(ThreadingHTTPServer):
@@ -18,8 +20,9 @@ class RewardServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, answer: Answer, host: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, 0), _Handler)
         self.answer = answer
         self.asked: Counter[str] = Counter()
         self.headers: dict[str, str] = {}
@@ -47,12 +50,14 @@ class _Handler(BaseHTTPRequestHandler):
             times = server.asked[path]
             server.at_once += 1
             server.most_at_once = max(server.most_at_once, server.at_once)
-        status, text = server.answer(path, body, times)
+        status, text, *headers = server.answer(path, body, times)
         with server.lock:
             server.at_once -= 1
         try:
             self.send_response(status)
             self.send_header("Content-Length", str(len(text.encode())))
+            for name, value in (headers[0] if headers else {}).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(text.encode())
         except (BrokenPipeError, ConnectionResetError):
@@ -63,9 +68,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[RewardServer]:
-    """Serve until the end of the block."""
-    server = RewardServer(answer)
+def serving(answer: Answer, host: str = "127.0.0.1", secured: ssl.SSLContext | None = None) -> Iterator[RewardServer]:
+    """Serve until the end of the block, ``secured``: by TLS."""
+    server = RewardServer(answer, host)
+    if secured is not None:
+        server.socket = secured.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

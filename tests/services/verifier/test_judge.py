@@ -13,15 +13,17 @@ from rlep.core.errors import ConfigError, JudgeAway
 from rlep.core.types import Asked
 from rlep.services.verifier.grader import build_verifier, configured_verifier
 from rlep.services.verifier.judge import TOKEN, filled, read_judge, score_in
+from rlep.services.verifier.reward_call import UnknownName
 from rlep.services.verifier.user_function import profile_version
 from tests.services.verifier.reward_server import serving
 
-PROMPT = "Question: {prompt}\\nReference: {reference} ({level})\\nResponse: {response}\\n{other}"
+PROMPT = "Question: {prompt}\\nReference: {reference} ({level})\\nResponse: {response}\\n{{other}}"
+ASKED = Asked("2 + 2?", json.dumps({"level": 3}))
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")  # which no request to loopback takes
     monkeypatch.delenv(TOKEN, raising=False)
 
 
@@ -55,8 +57,7 @@ def test_a_judge_scores_what_it_is_shown(tmp_path: Path, monkeypatch: pytest.Mon
     with serving(answer) as server:
         file = judge_file(tmp_path, f"{server.url}/v1/", temperature=0.5)
         with build_verifier(f"judge:{file}") as verifier:
-            asked = Asked("2 + 2?", json.dumps({"level": 3}))
-            found = verifier.grade("4", list(answers), [False] * 4, asked)
+            found = verifier.grade("4", list(answers), [False] * len(answers), ASKED)
     assert [(verdict.status, verdict.score) for verdict in found] == [
         ("correct", 1.0),
         ("wrong", 0.5),
@@ -64,10 +65,9 @@ def test_a_judge_scores_what_it_is_shown(tmp_path: Path, monkeypatch: pytest.Mon
         ("crashed", None),
     ]
     assert [verdict.reason.splitlines()[0] for verdict in found[2:]] == [
-        "NoScore: the judge's answer ends with 'I cannot say.', in which score = '<score>\\\\s*([-+.\\\\d]+)\\\\s*</score>' "
-        "finds no number",
-        "BadScore: score 7 does not lie in [0, 1]; scale it, or declare its range as the function's attribute score_range, e.g. "
-        "(-1.0, 2.0)",
+        "NoScore: the judge's answer ends with 'I cannot say.', in which score = "
+        "'<score>\\\\s*([-+.\\\\d]+)\\\\s*</score>\\\\W*$' finds no number",
+        "NoScore: the judge gave 7, which is not in range = [0, 1]",
     ]
     first = next(body for body in bodies if "Response: good" in body["messages"][0]["content"])
     text = "Question: 2 + 2?\nReference: 4 (3)\nResponse: good\n{other}"
@@ -109,7 +109,7 @@ def test_scores_of_another_range_and_form_are_read_and_further_fields_are_sent(t
         file = judge_file(tmp_path, f"{server.url}/v1", score="Rating: (\\d+)", range=[0, 10])
         file.write_text(file.read_text() + "\n[extra]\nchat_template_kwargs = { enable_thinking = false }\n")
         with build_verifier(f"judge:{file}", correct_at=0.4) as verifier:
-            (verdict,) = verifier.grade("4", ["four"], [False])
+            (verdict,) = verifier.grade("4", ["four"], [False], ASKED)
     assert (verdict.status, verdict.score) == ("correct", 0.4)
     assert bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
 
@@ -123,7 +123,7 @@ def test_a_judge_that_starts_again_is_waited_for_and_one_that_refuses_says_why(t
     with serving(answer) as server:
         config = VerifierConfig(profile=f"judge:{judge_file(tmp_path, server.url)}", concurrency=1)
         with configured_verifier(config) as verifier:
-            found = verifier.grade("4", ["good", "bad"], [False] * 2)
+            found = verifier.grade("4", ["good", "bad"], [False] * 2, ASKED)
     assert [verdict.status for verdict in found] == ["correct", "crashed"]
     assert found[1].reason.splitlines()[0] == 'HTTPStatusError: 404 {"message": "no model judge-1"}'
     assert server.asked.total() == 3
@@ -135,7 +135,7 @@ def test_a_judge_that_is_away_gives_no_verdict(tmp_path: Path) -> None:
         configured_verifier(config) as verifier,
         pytest.raises(JudgeAway, match=r"could not be reached for 10 s \(verifier.deadline_s\): ConnectError"),
     ):
-        verifier.grade("4", ["four"], [False])
+        verifier.grade("4", ["four"], [False], ASKED)
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,20 @@ def test_a_judge_that_is_away_gives_no_verdict(tmp_path: Path) -> None:
             "has an unknown key temp; known are url, model",
         ),
         ('url = "http://h/v1"\nmodel = 3\nprompt = "{response}"', "model = 3"),
+        ('url = "http://[::1/v1"\nmodel = "m"\nprompt = "{response}"', "is not http://HOST:PORT/v1"),
+        ('url = "http://h:port/v1"\nmodel = "m"\nprompt = "{response}"', "is not http://HOST:PORT/v1"),
         ('url = "h:8000/v1"\nmodel = "m"\nprompt = "{response}"', "is not http://HOST:PORT/v1"),
         ('url = "http://me:pw@h/v1"\nmodel = "m"\nprompt = "{response}"', "holds a name or password"),
         ('url = "http://h/v1"\nmodel = "m"\nprompt = "good?"', "does not hold {response}"),
         ('url = "http://h/v1"\nmodel = "m"\nprompt = "{response}"\nscore = "("', "is no regular expression"),
         ('url = "http://h/v1"\nmodel = "m"\nprompt = "{response}"\nscore = "x"', "has no group"),
-        ('url = "http://h/v1"\nmodel = "m"\nprompt = "{response}"\nrange = [1]', "two numbers"),
+        ('url = "http://h/v1"\nmodel = "m"\nprompt = "{{response}}"', "does not hold {response}"),
+        ('url = "http://h/v1"\nmodel = "m"\nprompt = "{response}"\nrange = [1]', "range = [1] is not two numbers"),
+        (
+            'url = "http://h/v1"\nmodel = "m"\nprompt = "{response}"\nrange = [1, 0]',
+            "range = [1, 0] is not two numbers",
+        ),
+        ('url = "http://h/v1"\nmodel = "m"\nprompt = "{response}"\nrange = ["0", 1]', "range = ['0', 1] is not two"),
         ("url = ", "is not TOML"),
     ],
 )
@@ -163,6 +171,16 @@ def test_a_file_that_says_no_judge_is_refused_by_its_key(tmp_path: Path, text: s
         build_verifier(f"judge:{file}")
     assert fault in str(refused.value)
     assert str(file) in str(refused.value)
+
+
+def test_a_file_of_another_encoding_is_refused_and_one_with_a_mark_of_its_order_read(tmp_path: Path) -> None:
+    file = tmp_path / "judge.toml"
+    text = 'url = "http://h/v1"\nmodel = "m"\nprompt = "Müssen: {response}"'
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match="is not TOML: 'utf-8' codec can't decode byte 0xfc"):
+        read_judge(file)
+    file.write_text(text, encoding="utf-8-sig")
+    assert read_judge(file).prompt == "Müssen: {response}"
 
 
 def test_a_token_does_not_leave_the_machine_in_the_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +200,14 @@ def test_a_judge_that_is_served_elsewhere_is_the_same_and_another_prompt_another
 
 
 def test_what_is_filled_in_is_not_filled_in_itself() -> None:
-    assert filled("{response} {reference} {x}", {"response": "{reference}", "reference": "4"}) == "{reference} 4 {x}"
+    prompt = '{response} {reference} {{x}} \\frac{1}{2} {"score": 1} {} {{ {{reference}}'
+    values = {"response": "{reference} {{response}}", "reference": "4"}
+    assert filled(prompt, values) == '{reference} {{response}} 4 {x} \\frac{1}{2} {"score": 1} {} {{ {reference}'
+    with pytest.raises(
+        UnknownName, match=r"^the judge's prompt holds \{refrence\}: the row has response, reference; braces"
+    ) as no:
+        filled("{refrence}", values)
+    assert str(no.value).endswith("braces themselves are {{refrence}}")
 
 
 def test_an_answer_that_is_still_thinking_has_no_score() -> None:

@@ -64,15 +64,18 @@ def test_the_rest_are_the_columns_but_for_those_with_names_of_their_own() -> Non
 def test_functions_written_for_verl_and_trl_are_called_as_they_are_there() -> None:
     (verl,) = replies_of(f"{HERE}:of_verl", [job("4", "4", data_source="gsm8k", extra_info={"i": 7})])
     assert (verl.score, verl.parts) == (1.0, {"gsm8k": 1.0, "info": 7.0})
-    trl = replies_of(f"{HERE}:of_trl", [job("4", "2 + 2? 4 #", answer="4 #"), job("4", "2 + 2? 4", answer="4 #")])
+    columns = {"answer": "4 #", "prompt": "2 + 2?"}
+    trl = replies_of(f"{HERE}:of_trl", [job("4", "2 + 2? 4 #", **columns), job("4", "2 + 2? 4", **columns)])
     assert [one.score for one in trl] == [1.0, 0.0]
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "say it"}]
     talks = replies_of(f"{HERE}:of_messages", [job("4", "say it", prompt=messages), job("4", "no", prompt=messages)])
     assert [one.score for one in talks] == [1.0, 0.0]
+    asked = replies_of(f"{HERE}:of_messages", [job("4", "2 + 2?", question="2 + 2?"), job("4", "no")])
+    assert [one.score for one in asked] == [1.0, 0.0]
 
 
 def test_what_is_no_list_of_one_is_crashed_where_a_function_has_names_of_trl() -> None:
-    (found,) = replies_of(f"{HERE}:only_some", [job("4", "not mine")])
+    (found,) = replies_of(f"{HERE}:only_some", [job("4", "not mine", prompt="2 + 2?")])
     assert found.failure == "BadScore: it returned None: no function applies to this response"
 
 
@@ -87,7 +90,10 @@ def test_async_functions_wait_in_the_limits_of_every_worker() -> None:
     lines = found[2].failure.splitlines()
     assert (lines[0], lines[-1].strip(), len(lines)) == ("ValueError: no", 'raise ValueError("no")', 4)
     (undeclared,) = replies_of(f"{HERE}:undeclared", [job("", "most")])
-    assert undeclared.failure == "TypeError: undeclared returned a coroutine: declare it with async def"
+    assert (
+        undeclared.failure
+        == "TypeError: undeclared returned a coroutine: await it in undeclared, declared with async def"
+    )
     assert [one.status for one in replies_of(f"{HERE}:later", [job("4", "4"), job("4", "5")])] == ["correct", "wrong"]
 
 
@@ -103,7 +109,8 @@ def test_several_functions_have_weights_and_are_parts_of_the_score() -> None:
 
 def test_a_function_that_does_not_apply_has_no_weight() -> None:
     task = f"{HERE}:right,3*{HERE}:only_some"
-    found = replies_of(task, [job("right", "right"), job("not", "not mine"), job("right", "right or not")])
+    pairs = [("right", "right"), ("not", "not mine"), ("right", "right or not")]
+    found = replies_of(task, [job(*pair, prompt="2 + 2?") for pair in pairs])
     assert [(one.score, one.parts) for one in found] == [
         (1.0, {"right": 1.0, "only_some": 1.0}),
         (1.0, {"right": 1.0}),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
 from rlep.config.roles import VerifierConfig
 from rlep.core.errors import JudgeAway
 from rlep.core.types import Verdict
-from rlep.services.verifier.at_once import trouble_of
+from rlep.services.verifier.at_once import MOST_THREADS, trouble_of
 from rlep.services.verifier.grader import configured_verifier
 from tests.services.verifier.reward_server import serving
 
@@ -104,20 +107,17 @@ def test_a_function_that_ends_its_process_costs_no_other_response_its_verdict() 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no system call filter for this machine")
 def test_the_network_allows_sockets_and_threads_and_neither_programs_nor_signals_nor_files(tmp_path: Path) -> None:
-    attempts = ["network", "thread", "process", "signal", "signal through a descriptor"]
+    attempts = ["network", "thread", "process", "fork", "signal", "signal through a descriptor"]
     found = graded(config_of("python:verifier_functions:escape"), "x", attempts)
     refused = {name: verdict.status == "correct" for name, verdict in zip(attempts, found, strict=True)}
     assert refused == {
         "network": False,
         "thread": False,
         "process": True,
+        "fork": True,
         "signal": True,
         "signal through a descriptor": True,
     }
-
-
-class Unprocessable(Exception):
-    status_code = 422
 
 
 class Overloaded(Exception):
@@ -127,5 +127,52 @@ class Overloaded(Exception):
 def test_errors_say_whether_the_server_or_the_function_failed() -> None:
     wrapped = RuntimeError("the client's own")
     wrapped.__cause__ = ConnectionRefusedError()
-    troubles = [ConnectionResetError(), wrapped, Overloaded(), TimeoutError(), ValueError(), FileNotFoundError()]
-    assert [trouble_of(error) for error in troubles] == ["away", "away", "away", "slow", "", ""]
+    untrusted = URLError(ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"))
+    troubles = [
+        ConnectionResetError(),
+        wrapped,
+        Overloaded(),
+        TimeoutError(),
+        ValueError(),
+        FileNotFoundError(),
+        untrusted,
+    ]
+    assert [trouble_of(error) for error in troubles] == ["away", "away", "away", "slow", "", "", ""]
+
+
+def test_a_server_that_fails_at_one_response_is_not_away_and_one_that_fails_at_all_is() -> None:
+    with serving(lambda path, *_: (500, "no") if path == "bad" else (200, "yes")) as server:
+        found = graded(config_of(ASYNC, deadline_s=10), server.url, ["bad", "a", "b"])
+        with pytest.raises(
+            JudgeAway, match=r"could not be reached for 1 s \(verifier.deadline_s\): HTTPStatusError: .* 500 "
+        ):
+            graded(config_of(ASYNC, deadline_s=1), server.url, ["bad"])
+    assert [verdict.status for verdict in found] == ["timeout", "correct", "correct"]
+    assert "Timeout: no verdict within 10 s, the last time HTTP" in found[0].reason
+
+
+@pytest.mark.parametrize("profile", [SYNC, ASYNC])
+def test_a_server_that_says_when_to_come_back_is_asked_no_earlier(profile: str) -> None:
+    asked: list[float] = []
+
+    def answer(path: str, body: bytes, times: int) -> tuple[int, str, dict[str, str]]:
+        asked.append(time.monotonic())
+        return (429, "", {"Retry-After": "2"}) if times == 1 else (200, "yes", {})
+
+    with serving(answer) as server:
+        (found,) = graded(config_of(profile), server.url, ["a"])
+    assert (found.status, len(asked)) == ("correct", 2)
+    assert asked[1] - asked[0] >= 2
+
+
+def test_as_many_functions_that_are_not_async_wait_at_once_as_there_may_be_threads() -> None:
+    together = threading.Barrier(MOST_THREADS)
+
+    def answer(path: str, body: bytes, times: int) -> tuple[int, str]:
+        together.wait(120)
+        return 200, "yes"
+
+    with serving(answer) as server:
+        config = config_of(SYNC, concurrency=MOST_THREADS, deadline_s=300)
+        found = graded(config, server.url, list(map(str, range(MOST_THREADS))))
+    assert [verdict.status for verdict in found] == ["correct"] * MOST_THREADS

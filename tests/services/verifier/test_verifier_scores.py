@@ -34,10 +34,15 @@ SCORES: dict[str, tuple[str, str | None, float | None, dict[str, float]]] = {
     "numpy false": ("wrong", "seen", None, {}),
     "numpy array": ("wrong", None, 0.75, {}),
     "numpy part": ("wrong", None, 0.5, {"format": 1.0}),
+    "texts": ("correct", "4", 1.0, {"acc": 1.0}),
+    "texts beside": ("wrong", "seen", 0.5, {}),
+    "sum above": ("correct", None, 1.0, {}),
+    "sum below": ("correct", None, 1.0, {}),
+    "long": ("correct", "4" * 4000, None, {}),
 }
 BAD = [
     "nan", "infinite", "above", "below", "another number", "seventeen", "no score", "bad name", "no name", "bad part",
-    "text part", "text score", "text", "nothing", "list", "array", "three", "complex",
+    "list part", "text score", "text", "nothing", "list", "array", "three", "complex", "signalling", "huge", "coroutine",
 ]  # fmt: skip
 
 
@@ -74,8 +79,11 @@ def test_what_crashed_says_why(returned: dict[str, Verdict]) -> None:
         "BadScore: it returned None (NoneType), which is neither a bool, a number nor a mapping"
     )
     assert returned["another number"].reason == (
-        "BadScore: score 2 does not lie in [0, 1]; scale it, or declare its range as the function's attribute score_range, "
+        "OutOfRange: score 2 does not lie in [0, 1]; scale it, or declare its range as the function's attribute score_range, "
         "e.g. (-1.0, 2.0)"
+    )
+    assert returned["coroutine"].reason == (
+        "TypeError: returns returned a coroutine: await it in returns, declared with async def"
     )
     assert [one.reason for name, one in returned.items() if name in SCORES] == [""] * len(SCORES)
 
@@ -85,6 +93,8 @@ def test_a_declared_range_of_scores_is_moved_to_0_to_1() -> None:
         found = verifier.grade("x", ["-1", "0", "1", "3", "3.5", "-1.1"], [False] * 6)
     assert [one.score for one in found] == [0.0, 0.25, 0.5, 1.0, None, None]
     assert [one.status for one in found] == ["wrong", "wrong", "wrong", "correct", "crashed", "crashed"]
+    with FunctionVerifier("verifier_functions:bound") as verifier:
+        assert [one.score for one in verifier.grade("x", ["1"], [False])] == [0.5]
     with FunctionVerifier("verifier_functions:turned") as verifier, pytest.raises(ConfigError, match="is no range"):
         verifier.check()
 
@@ -105,14 +115,15 @@ def test_the_users_function_sees_what_follows_the_mark_and_nothing_of_a_response
     assert [verdict.status for verdict in found] == ["wrong", "correct", "no_answer"]
 
 
-def test_bad_scores_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_kind_of_bad_score_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with FunctionVerifier(FUNCTION) as verifier:
         found = verifier.grade("x", ["above", "nan", "nothing", "most"], [False] * 4)
     assert [one.status for one in found] == ["crashed", "crashed", "crashed", "wrong"]
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("rlep.services.verifier")]
     assert messages == [
-        f"grading ({FUNCTION}) failed, the answer is crashed: BadScore: score 1.001 does not lie in [0, 1]; scale it, or "
-        "declare its range as the function's attribute score_range, e.g. (-1.0, 2.0)"
+        f"grading ({FUNCTION}) failed, the answer is crashed: OutOfRange: score 1.001 does not lie in [0, 1]; scale it, or "
+        "declare its range as the function's attribute score_range, e.g. (-1.0, 2.0)",
+        f"grading ({FUNCTION}) failed, the answer is crashed: BadScore: score nan is not finite",
     ]
 
 

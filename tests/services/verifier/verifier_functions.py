@@ -41,7 +41,15 @@ RETURNED: dict[str, Callable[[], object]] = {
     "bad name": lambda: {"score": 1.0, "a/b": 1.0},
     "no name": lambda: {"score": 1.0, 7: 1.0},
     "bad part": lambda: {"score": 1.0, "format": float("nan")},
-    "text part": lambda: {"score": 1.0, "format": "good"},
+    "list part": lambda: {"score": 1.0, "format": [1]},
+    "texts": lambda: {"score": 1.0, "gold": None, "pred": "4", "acc": True},
+    "texts beside": lambda: ({"score": 0.5, "pred": "4"}, "seen"),
+    "sum above": lambda: 0.2 + 0.4 + 0.3 + 0.1,
+    "sum below": lambda: 0.7 + 0.2 + 0.1,
+    "long": lambda: (True, "4" * 5000),
+    "signalling": lambda: Decimal("sNaN"),
+    "huge": lambda: 10**400,
+    "coroutine": lambda: asyncio.sleep(0),
     "text score": lambda: {"score": "1.0"},
     "whole number": lambda: 1,
     "no whole number": lambda: 0,
@@ -74,6 +82,7 @@ def ranged(reference: str, response: str) -> float:
 
 
 ranged.score_range = (-1.0, 3.0)  # type: ignore[attr-defined]
+bound = partial(ranged)
 turned = partial(ranged)
 turned.score_range = (1, -1)  # type: ignore[attr-defined]
 
@@ -109,6 +118,9 @@ def escape(reference: str, response: str) -> bool:
             socket.socket()
         elif response == "process":
             subprocess.run(["true"], check=False)
+        elif response == "fork":
+            if os.fork() == 0:
+                os._exit(0)
         elif response == "thread":
             threading.Thread(target=print).start()
         elif response == "file":
@@ -121,6 +133,39 @@ def escape(reference: str, response: str) -> bool:
     except (OSError, RuntimeError):
         return True
     return False
+
+
+def tries(reference: str, response: str) -> bool:
+    """Does what the response names, and lets the error pass."""
+    if response == "network":
+        socket.socket()
+    else:
+        threading.Thread(target=print).start()
+    return True
+
+
+class Unusual(BaseException):
+    """What ``except Exception`` does not catch."""
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "exit": lambda: SystemExit(3),
+    "interrupt": KeyboardInterrupt,
+    "unusual": lambda: Unusual("no"),
+}
+
+
+def quits(reference: str, response: str) -> bool:
+    """Raises what the response names, which would end a program."""
+    if response in RAISED:
+        raise RAISED[response]()
+    return response == reference
+
+
+async def quits_later(reference: str, response: str) -> bool:
+    """The same between two turns of the event loop."""
+    await asyncio.sleep(0)
+    return quits(reference, response)
 
 
 def named(response: str, prompt: str, level: int, missing: str = "default") -> tuple[bool, str]:
@@ -188,6 +233,40 @@ def brief(response: str) -> dict[str, float]:
 
 
 brief.score_range = (0, 10)  # type: ignore[attr-defined]
+
+
+def by_position(reference: str, response: str, /, *, strict: bool = True) -> bool:
+    """Positional only, with a keyword that has a default."""
+    return strict and reference == response
+
+
+def by_keyword(*, solution_str: str, ground_truth: str, extra_info: dict[str, object], method: str = "strict") -> float:
+    """Keywords only, verl's, of which one is not in every row."""
+    return float(solution_str == ground_truth and method == "strict" and not extra_info)
+
+
+def by_prompts(prompts: list[object], **kwargs: list[list[dict[str, str]]]) -> list[float]:
+    """Takes TRL's completions out of the rest."""
+    return [float(one[0]["content"] == "4") for one in kwargs["completions"]]
+
+
+def blind(**kwargs: object) -> float:
+    """Names nothing by which it would see the response."""
+    return 1.0
+
+
+def blinder(*values: object) -> float:
+    return 1.0
+
+
+class Plugin:
+    """A reward as a class, of which there has to be an object."""
+
+    def __call__(self, completions: list[str], solution: list[str], **kwargs: object) -> list[float]:
+        return [float(one[0]["content"] == gold) for one, gold in zip(completions, solution, strict=True)]  # type: ignore[index]
+
+
+plugin = Plugin()
 
 
 class Later:

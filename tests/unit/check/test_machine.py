@@ -154,7 +154,7 @@ def test_host_memory_while_a_checkpoint_is_copied(
     monkeypatch.setattr(inputs, "read_shape", lambda _: MATH_7B)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(free * 2**30))
     monkeypatch.setattr(fit_checks, "memory_here", lambda _: gib * 2**30)
-    subject = Subject(load_config([Path("configs/rlep.toml"), Path("configs/machines/8x80gb.toml")]))
+    subject = Subject(load_config([Path("configs/paper/rlep.toml"), Path("configs/machines/8x80gb.toml")]))
     needs = (
         "240.8 GiB while a checkpoint is written: ranks keep 85.1 GiB, its copies 99.3 GiB, published weights 28.4 GiB, "
         "processes 28.0 GiB"
@@ -196,7 +196,7 @@ def test_three_checkpoints_fit_the_disk(own: int, tmp_path: Path, monkeypatch: p
     """7B: 12 + 2 bytes of 7,615,616,512 weights are 106.6 GB; three take 319.9. Those of the run itself count as room."""
     monkeypatch.setattr(inputs, "read_shape", lambda _: MATH_7B)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, (320 - own) * 10**9))
-    config = load_config([Path("configs/rlep.toml")], [f'run.directory="{tmp_path}"'])
+    config = load_config([Path("configs/paper/rlep.toml")], [f'run.directory="{tmp_path}"'])
     file = tmp_path / "checkpoints/step-000010/trainer/shard.safetensors"
     file.parent.mkdir(parents=True)
     with file.open("wb") as sparse:
@@ -271,7 +271,7 @@ def test_shared_memory_that_never_holds_the_weights_ends_a_run_before_it_starts(
 ) -> None:
     monkeypatch.setattr(inputs, "read_shape", lambda _: MATH_7B)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(4 * 2**30, 0, 4 * 2**30))
-    config = load_config([Path("configs/rlep.toml")])
+    config = load_config([Path("configs/paper/rlep.toml")])
     said = r"/dev/shm has 4.0 GiB, two versions of the weights take 28.4 GiB; in a container: --shm-size=30g"
     with pytest.raises(ConfigError, match=said):
         list(fit_checks.shared_memory(Subject(config)))

@@ -27,7 +27,7 @@ TRAINING = {
 
 
 def preset(name: str) -> Config:
-    return load_config([CONFIGS / f"{name}.toml"])
+    return load_config([CONFIGS / "paper" / f"{name}.toml"])
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -99,15 +99,19 @@ def test_every_training_preset_writes_into_its_own_directory() -> None:
     assert all(preset(name).run.name == name for name in TRAINING)
 
 
-@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.toml")), ids=lambda file: file.name)
-def test_every_config_in_the_repository_parses(file: Path) -> None:
+@pytest.mark.parametrize(
+    "file",
+    [file for readme in CONFIGS.glob("*/README.md") for file in readme.parent.glob("*.toml")],
+    ids=lambda file: file.name,
+)
+def test_every_config_of_a_recipe_is_complete(file: Path) -> None:
     load_config([file])
 
 
 @pytest.mark.parametrize("machine", sorted((CONFIGS / "machines").glob("*.toml")), ids=lambda file: file.name)
 def test_machines_are_layered_onto_methods_and_change_nothing_but_who_does_the_work(machine: Path) -> None:
     for name in [*TRAINING, "collect", "evaluate"]:
-        layers = [CONFIGS / f"{name}.toml", machine]
+        layers = [CONFIGS / "paper" / f"{name}.toml", machine]
         if name == "dapo" and machine.name.startswith("2x"):
             with pytest.raises(ConfigError, match="dynamic_sampling"):
                 load_config(layers)
@@ -138,9 +142,7 @@ def test_on_a_gpu_the_quickstart_shares_it_and_fits_a_small_one(name: str) -> No
 
 
 def test_no_config_lies_anywhere_else() -> None:
-    layers = (CONFIGS / folder for folder in ("machines", "replay"))
-    places = (CONFIGS.glob("*.toml"), *(folder.glob("*.toml") for folder in layers), QUICKSTART.glob("*.toml"))
-    known = {file.resolve() for file in chain(*places)}
+    known = {file.resolve() for file in chain(CONFIGS.glob("*/*.toml"), QUICKSTART.glob("*.toml"))}
     inside = chain((ROOT / "rlep").rglob("*.toml"), (ROOT / "deploy").rglob("*.toml"), CONFIGS.rglob("*.toml"))
     assert {file.resolve() for file in inside} == known
 
@@ -148,7 +150,7 @@ def test_no_config_lies_anywhere_else() -> None:
 @pytest.mark.parametrize("name", ["live", "rescue", "luffy"])
 def test_replay_presets_layer_onto_the_method(name: str) -> None:
     config = load_config(
-        [CONFIGS / "rlep.toml", CONFIGS / "replay" / f"{name}.toml", CONFIGS / "machines" / "8x80gb.toml"]
+        [CONFIGS / "paper" / "rlep.toml", CONFIGS / "replay" / f"{name}.toml", CONFIGS / "machines" / "8x80gb.toml"]
     )
     assert (config.run.name, config.run.directory) == (name, Path("runs") / name)
     assert config.replay.minimum == 1
@@ -157,7 +159,7 @@ def test_replay_presets_layer_onto_the_method(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["live", "exgrpo", "luffy", "rescue"])
 def test_count_0_is_the_control_of_every_replay_preset(name: str) -> None:
-    files = [CONFIGS / "rlep.toml", CONFIGS / "replay" / f"{name}.toml"]
+    files = [CONFIGS / "paper" / "rlep.toml", CONFIGS / "replay" / f"{name}.toml"]
     more = [] if name == "live" else ["replay.start_step=3", "replay.failed=2", "replay.schedule=linear"]
     control = load_config(files, [*more, "replay.count=0"])
     assert control.replay == ReplayConfig(count=0, minimum=control.replay.minimum)
@@ -168,7 +170,7 @@ def test_count_0_is_the_control_of_every_replay_preset(name: str) -> None:
 
 def test_replay_presets_have_their_papers_numbers() -> None:
     live, rescue, luffy = (
-        load_config([CONFIGS / "rlep.toml", CONFIGS / "replay" / f"{name}.toml"]).replay
+        load_config([CONFIGS / "paper" / "rlep.toml", CONFIGS / "replay" / f"{name}.toml"]).replay
         for name in ("live", "rescue", "luffy")
     )
     assert (live.source, live.count, live.per_question, live.old_logprobs) == ("live", 2, 16, "recompute")

@@ -41,6 +41,14 @@ def test_a_nested_table_is_merged_and_a_list_is_replaced(tmp_path: Path) -> None
     assert config.data.evaluation == (Path("z"),)
 
 
+def test_none_empties_a_table_of_an_earlier_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "a.toml", "[generator.label_selector]\nzone = 'a'\n")
+    assert load_config([file], ["generator.label_selector=none"]).generator.label_selector == {}
+    without = written(tmp_path, "b.toml", "[generator]\nlabel_selector = 'none'\n")
+    again = load_config([file, without], ["generator.label_selector.role=g"])
+    assert again.generator.label_selector == {"role": "g"}
+
+
 def test_no_file_gives_the_defaults() -> None:
     assert load_config() == Config()
 

@@ -64,7 +64,7 @@ def test_a_command_is_refused_before_ray_is_imported(tmp_path: Path) -> None:
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from rlep.cli import app\n"
-        "try: app(['train', 'configs/rlep.toml'])\n"
+        "try: app(['train', 'configs/paper/rlep.toml'])\n"
         "except SystemExit as end: sys.exit(end.code if 'ray' not in sys.modules else 99)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)

@@ -69,6 +69,17 @@ def test_the_error_has_the_first_traceback_and_truncated_responses_do_not_count(
     check_decided("math", 2, found)
 
 
+def test_one_score_out_of_its_range_ends_the_step_of_a_function() -> None:
+    outside = "OutOfRange: score -1 does not lie in [0, 1]; scale it\nwhere"
+    found = [verdict("correct"), verdict("crashed", "ValueError: no"), verdict("crashed", outside)]
+    for questions in (1, 2):
+        with pytest.raises(
+            VerifierError, match=r"^python:rewards:grade: OutOfRange: score -1 does not lie in \[0, 1\]; scale"
+        ):
+            check_decided(FUNCTION, questions, found)
+    check_decided("reasoning-gym", 2, found)
+
+
 class Crashing(FakeVerifiers):
     """Each response crashes for its own reason."""
 

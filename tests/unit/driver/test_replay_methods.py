@@ -20,7 +20,7 @@ from tests.unit.driver.live_scene import TRAIN, Stored, batches, live_config, tr
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "how-to" / "write-a-replay-method.md"
-BASE = ROOT / "configs" / "rlep.toml"
+BASE = ROOT / "configs" / "paper" / "rlep.toml"
 OWN = "python:hard_questions:HardQuestions"
 PLAIN = "python:rlep.methods.replay_method:ReplayMethod"
 TIS = 'loss.correction={weight="token",cap=2}'

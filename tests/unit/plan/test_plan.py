@@ -13,7 +13,7 @@ from rlep.plan.model_shape import ModelShape, read_shape
 from rlep.plan.run_plan import Known, PoolCoverage, make_plan, read_collection
 
 ROOT = Path(__file__).parents[3]
-RLEP = ROOT / "configs" / "rlep.toml"
+RLEP = ROOT / "configs" / "paper" / "rlep.toml"
 MATH_7B = ModelShape(
     layers=28,
     hidden=3584,
@@ -53,7 +53,7 @@ def test_a_step_of_more_prompts_than_there_are_is_refused_as_in_a_run() -> None:
 
 
 def test_dynamic_sampling_may_write_ten_times_the_answers() -> None:
-    step = make_plan(load_config([ROOT / "configs" / "dapo.toml"]), Known()).step
+    step = make_plan(load_config([ROOT / "configs" / "paper" / "dapo.toml"]), Known()).step
     assert (step.updates, step.sequences) == (16, 8192)
     assert step.sampled_at_most == 81_920  # 512 x 16 x 10
 
@@ -74,7 +74,7 @@ def test_a_short_pool_gives_what_it_has() -> None:
 
 
 def test_no_replay_is_planned_in_phase_1() -> None:
-    assert make_plan(load_config([ROOT / "configs" / "dapo-nodyn-bs64.toml"]), Known()).replay is None
+    assert make_plan(load_config([ROOT / "configs" / "paper" / "dapo-nodyn-bs64.toml"]), Known()).replay is None
 
 
 def test_coverage_is_read_from_what_a_collection_wrote(tmp_path: Path) -> None:

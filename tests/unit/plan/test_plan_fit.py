@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,26 @@ QWEN: dict[str, dict[str, Any]] = {
     | {"num_key_value_heads": 8, "vocab_size": 152_064, "tie_word_embeddings": False},
 }
 """As the ``config.json`` of Qwen2.5-Math-1.5B and -7B and Qwen2.5-14B has them."""
+QWEN |= {
+    f"Qwen3-{size}": {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+    }
+    | {"num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
+    | {"tie_word_embeddings": size != "8B"}
+    for size, hidden, inner, layers, heads in (
+        ("0.6B", 1024, 3072, 28, 16),
+        ("1.7B", 2048, 6144, 28, 16),
+        ("4B", 2560, 9728, 36, 32),
+        ("8B", 4096, 12_288, 36, 32),
+    )
+}
 
 
 def shape_of(size: str, directory: Path) -> ModelShape:
-    (directory / "config.json").write_text(json.dumps({"model_type": "qwen2"} | QWEN[size]))
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen2", **QWEN[size]}))
     return read_shape(directory)
 
 
@@ -55,9 +72,20 @@ COLOCATED = ["cluster.placement=colocated"]
 def test_the_presets_of_machines_fit_the_models_they_are_for(
     machine: str, gib: int, size: str, method: str, tmp_path: Path
 ) -> None:
-    layers = [ROOT / "configs" / f"{method}.toml", ROOT / "configs" / "machines" / f"{machine}.toml"]
+    layers = [ROOT / "configs" / "paper" / f"{method}.toml", ROOT / "configs" / "machines" / f"{machine}.toml"]
     found = plan_fit(load_config(layers), shape_of(size, tmp_path), gpu_bytes=gib * GIB, host_bytes=None)
     assert found.fits, found.reason
+
+
+def test_the_recipe_for_qwen3_takes_the_memory_that_its_readme_says(tmp_path: Path) -> None:
+    readme = (ROOT / "configs" / "qwen3" / "README.md").read_text()
+    rows = re.findall(r"^\| `Qwen/(\S+)` \| (\d+) GB \| (?:–|`(\S+)`) \| (\d+) GiB \|$", readme, re.M)
+    assert len(rows) == 6
+    for size, card, machine, learner in rows:
+        layers = [ROOT / "configs" / "qwen3" / "gsm8k.toml", *([ROOT / machine] if machine else [])]
+        planned = plan_fit(load_config(layers), shape_of(size, tmp_path), gpu_bytes=int(card) * GIB, host_bytes=None)
+        assert planned.fits, planned.reason
+        assert round(planned.learner_bytes / GIB) == int(learner), (size, machine)
 
 
 def test_the_eight_gpus_of_the_paper_s_preset_are_all_used_by_both_sides() -> None:

@@ -159,6 +159,26 @@ def test_a_function_that_decides_on_nothing_ends_with_its_traceback(
         assert '"reason": "ZeroDivisionError: division by zero' in done.stdout
 
 
+def test_a_score_out_of_its_range_ends_the_grading_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards_out.py").write_text("def signed(response):\n    return int(response)\n")
+    rows = [{"gold": "1", "response": response} for response in ("1", "x", "-1", "0")]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    script = str(Path(sys.executable).with_name("rlep"))
+    command = [script, "grade", "rows.jsonl", "--profile", "python:rewards_out:signed"]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == [
+        "correct",
+        "crashed",
+        "crashed",
+        "wrong",
+    ]
+    error = (
+        "error: python:rewards_out:signed: OutOfRange: score -1 does not lie in [0, 1]; scale it, or declare its range"
+    )
+    assert (done.returncode, error in done.stderr) == (1, True)
+
+
 def test_the_graded_file_is_never_written_over(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     row = json.dumps({"gold": "34", "response": "Answer: 34"})
