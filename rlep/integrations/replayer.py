@@ -12,6 +12,7 @@ numpy and the pool's client are all that this needs.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import secrets
@@ -19,7 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from rlep.algorithms.live_draws import draw_ids, seen
 from rlep.algorithms.mixing import check_replays
@@ -31,6 +32,7 @@ from rlep.core.types import Float32Array, Int32Array, Provenance, Sampling, Traj
 from rlep.integrations.rule import replay_method
 from rlep.methods.replay_method import ReplayMethod
 from rlep.services.pool.rpc.client import PoolClient
+from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.storage.scan import trajectory_of
 from rlep.services.pool.values import UNCAPPED, PoolStats
 
@@ -102,6 +104,20 @@ class Counts:
     """Mean of the steps since the birth of the own responses drawn."""
 
 
+class _Held(NamedTuple):
+    """All that the pool has of one prompt, as columns."""
+
+    sample: Sample
+    prompt_id: str
+    places: Mapping[str, int]
+    """Content id → its number in the sample."""
+
+    def member(self, content_id: str, births: Mapping[str, int]) -> Trajectory:
+        """One response, with its birth where it is the run's own."""
+        member, birth = self.sample.member(self.places[content_id], self.prompt_id), births.get(content_id, -1)
+        return member if birth < 0 else replace(member, metadata={**member.metadata, "birth": str(birth)})
+
+
 class Replayer:
     """Draws replays for a trainer, and keeps its successes. One object in each of its processes."""
 
@@ -140,6 +156,7 @@ class Replayer:
         self._first: int | None = None
         self._begun, self._again = False, 0.0
         self._counts = Counts()
+        self._births: dict[str, int] = {}
 
     def take_counts(self) -> Counts:
         """Return the counts since the last time."""
@@ -250,8 +267,15 @@ class Replayer:
             stored = self._pool.sample(prompt_ids, count, seed=self._seed, step=step, minimum=rule.minimum)
             chosen = stored.trajectories()
         else:
-            held = self._seen(step, prompt_ids)
-            chosen = {name: tuple(self._chosen(step, name, members, count)) for name, members in held.items()}
+            sample = self._pool.sample(prompt_ids, UNCAPPED, seed=self._seed, step=step, minimum=1)
+            every = iter(range(len(sample.ids)))
+            places = {
+                prompt_id: {sample.ids[k]: k for k in itertools.islice(every, held)}
+                for prompt_id, held in zip(sample.prompt_ids, sample.counts.tolist(), strict=True)
+            }
+            chosen = {
+                name: tuple(self._chosen(step, name, _Held(sample, name, places[name]), count)) for name in places
+            }
         for prompt_id, replays in chosen.items():
             check_replays(
                 prompt_id,
@@ -265,38 +289,46 @@ class Replayer:
                 self._check_template(member)
         return {prompt_id: replays for prompt_id, replays in chosen.items() if replays}
 
-    def _seen(self, step: int, prompt_ids: Sequence[str]) -> dict[str, dict[str, Trajectory]]:
-        """Prompt id → content id, ascending → what may be drawn."""
-        rule = self._rule
-        sample = self._pool.sample(prompt_ids, UNCAPPED, seed=self._seed, step=step, minimum=1)
-        ids, found = iter(sample.ids), {}
-        for prompt_id, members in sample.trajectories().items():
-            named = sorted((next(ids), member) for member in members)
-            births = {content_id: born for content_id, member in named if (born := self._birth(member)) >= 0}
-            own = seen(births, step, per_question=rule.per_question, max_age=rule.max_age)
-            found[prompt_id] = {
-                content_id: _with_birth(member, births[content_id]) if content_id in own else member
-                for content_id, member in named
-                if content_id in own or (content_id not in births and rule.source != "live")
-            }
-        return found
-
-    def _chosen(self, step: int, prompt_id: str, members: Mapping[str, Trajectory], count: int) -> Sequence[Trajectory]:
-        rule, held = self._rule, [*members.values()]
-        if len(held) < rule.minimum:
+    def _chosen(self, step: int, prompt_id: str, held: _Held, count: int) -> Sequence[Trajectory]:
+        rule, births = self._rule, self._births_of(step, held)
+        own = {content_id: birth for content_id, birth in births.items() if birth >= 0}
+        visible = seen(own, step, per_question=rule.per_question, max_age=rule.max_age)
+        ids = sorted(
+            content_id
+            for content_id in births
+            if content_id in visible or (content_id not in own and rule.source != "live")
+        )
+        if len(ids) < rule.minimum:
             return ()
         if type(self._method).choose is not ReplayMethod.choose:
-            return self._method.choose(step, prompt_id, held, count)
+            members = [held.member(content_id, births) for content_id in ids]
+            return self._method.choose(step, prompt_id, members, count)
         if rule.selection != "uniform":
-            candidates = [Candidate.of(member) for member in held]
+            candidates = [Candidate.of(held.member(content_id, births)) for content_id in ids]
             picks = select(rule.selection, candidates, count, prompt_id=prompt_id, seed=self._seed, step=step)
-            return [held[pick] for pick in picks]
-        births = {prompt_id: {content_id: member.birth for content_id, member in members.items()}}
-        ids = {prompt_id: [*members]}
+            return [held.member(ids[pick], births) for pick in picks]
         drawn = draw_ids(
-            ids, count, minimum=rule.minimum, seed=self._seed, step=step, births=births, decay=rule.age_decay
+            {prompt_id: ids},
+            count,
+            minimum=rule.minimum,
+            seed=self._seed,
+            step=step,
+            births={prompt_id: births},
+            decay=rule.age_decay,
         )
-        return [members[content_id] for content_id in drawn[prompt_id]]
+        return [held.member(content_id, births) for content_id in drawn[prompt_id]]
+
+    def _births_of(self, step: int, held: _Held) -> dict[str, int]:
+        """Content id → birth; −1: another run's. Unpacked once in a process, but for those of a future that may be lost."""
+        births = {}
+        for content_id in held.places:
+            birth = self._births.get(content_id)
+            if birth is None:
+                birth = self._birth(held.member(content_id, {}))
+                if birth < step:
+                    self._births[content_id] = birth
+            births[content_id] = birth
+        return births
 
     def _birth(self, member: Trajectory) -> int:
         """The step of this run in which a response was born; −1: it is another run's."""
@@ -352,7 +384,3 @@ class Replayer:
                 _log.warning("training goes on without replays, the pool is asked again in %g s: %s", PAUSE_S, error)
         self._counts.away += 1
         return otherwise
-
-
-def _with_birth(member: Trajectory, birth: int) -> Trajectory:
-    return replace(member, metadata={**member.metadata, "birth": str(birth)})
