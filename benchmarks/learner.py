@@ -7,8 +7,7 @@ peaks of memory do not mix; times are CPU seconds, the best of several.
 * ``plain``: the learner;
 * ``padded``: a plain training script: right-padded micro-batches of 16 sequences through transformers' SDPA, log-softmax of all
   logits;
-* ``trl``: its ``GRPOTrainer`` with micro-batches of as many, installed by this script into ``runs/trl-environment`` (on top of
-  this environment's own torch and transformers), with generation replaced by the batch.
+* ``trl``: its ``GRPOTrainer`` with micro-batches of as many, with generation replaced by the batch.
 
 Printed are ``plain_over_trl`` (goal: 1.5 at V = 98), the same over the padded loop, and the learner's
 share of a large fp32 product in the same process, which counts the products of the forward and the backward pass once, whatever
@@ -117,11 +116,11 @@ def padded(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Me
 
 
 def trl(directory: Path, vocabulary: int, repeats: int) -> Measured:
-    """TRL's update, in its own environment."""
+    """TRL's update, in a process of its own."""
     batch, result = ragged_batch(vocabulary), directory / "trl.json"
     arrays = {field.name: getattr(batch, field.name) for field in fields(batch)}
     np.savez(directory / "batch.npz", **{name: array for name, array in arrays.items() if array is not None})
-    command = [trl_python(), str(HERE / "peers" / "trl_update.py"), str(directory)]
+    command = [sys.executable, str(HERE / "peers" / "trl_update.py"), str(directory)]
     command += [str(directory / "batch.npz"), str(result), str(PADDED_ROWS), str(repeats)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
@@ -129,12 +128,6 @@ def trl(directory: Path, vocabulary: int, repeats: int) -> Measured:
         raise RuntimeError(f"TRL's update failed:\n{done.stderr[-3000:]}")
     told = json.loads(result.read_text())
     return Measured(len(batch.tokens) / told["cpu_seconds"], told["peak_bytes"], told["loss"])
-
-
-def trl_python() -> str:
-    """The interpreter of TRL's environment, which is made when it is not there."""
-    command = [sys.executable, str(HERE / "peers" / "trl_environment.py")]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600, check=True).stdout.strip()
 
 
 def padded_update(model: torch.nn.Module, adamw: torch.optim.AdamW, batch: SequenceBatch) -> float:

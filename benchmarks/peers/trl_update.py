@@ -1,4 +1,4 @@
-"""One update of the same batch by TRL's ``GRPOTrainer``; runs in the environment that ``benchmarks/learner.py`` makes.
+"""One update of the same batch by TRL's ``GRPOTrainer``; run by ``benchmarks/learner.py``.
 
 ``python trl_update.py MODEL BATCH.npz RESULT.json ROWS REPEATS``. Generation is overridden: the prompts, responses and
 their old log-probs come from the file, and so do the rewards, whose mean over each group is zero, so that they are the

@@ -39,57 +39,88 @@ def mix(
         MixingError: wrong counts, another prompt or tokenizer, a token beyond the vocabulary,
             duplicates, an unverified, truncated or overlong replay, or one to a prompt made otherwise.
     """
-    _check_counts(prompt, fresh, replays, fresh_count, max_replays)
+    _check_counts(prompt.id, fresh, replays, fresh_count, max_replays)
     if require_replays and len(replays) < max_replays:
         raise MixingError(
             f"prompt {prompt.id}: {len(replays)} replays where {max_replays} are required;"
             f" lower the replay count to {len(replays)}, collect more responses, or stop requiring replays"
         )
-    for trajectory in (*fresh, *replays):
-        _check_member(prompt, trajectory, tokenizer_digest)
-        if wrong := beyond_vocabulary(trajectory.tokens, vocabulary):
-            raise MixingError(f"prompt {prompt.id}: trajectory {trajectory.content_id}: {wrong}")
     for trajectory in fresh:
-        _check_version(prompt, trajectory, policy_version, max_staleness)
-    for trajectory in replays:
-        _check_replay(prompt, trajectory, allow_failed_replays, max_tokens, template_digest)
-    _check_distinct(prompt, "fresh rollouts with sample id", (t.sample_id for t in fresh))
-    _check_distinct(prompt, "replays with content id", (t.content_id for t in replays))
+        _check_member(prompt.id, trajectory, tokenizer_digest, vocabulary)
+        _check_version(prompt.id, trajectory, policy_version, max_staleness)
+    _check_distinct(prompt.id, "fresh rollouts with sample id", (t.sample_id for t in fresh))
+    check_replays(
+        prompt.id,
+        replays,
+        tokenizer_digest=tokenizer_digest,
+        vocabulary=vocabulary,
+        max_tokens=max_tokens,
+        template_digest=template_digest,
+        allow_failed=allow_failed_replays,
+    )
     return Group(prompt, policy_version, tuple(fresh), tuple(replays))
 
 
+def check_replays(
+    prompt_id: str,
+    replays: Sequence[Trajectory],
+    *,
+    tokenizer_digest: str,
+    vocabulary: int | None = None,
+    max_tokens: int | None = None,
+    limit: str = "rollout.max_tokens",
+    template_digest: str = "",
+    allow_failed: bool = False,
+) -> None:
+    """Refuse replays that may not join a group of a prompt, as ``mix`` does. Raises ``MixingError``.
+
+    ``limit`` is what the trainer calls ``max_tokens``.
+    """
+    for trajectory in replays:
+        _check_member(prompt_id, trajectory, tokenizer_digest, vocabulary)
+        if max_tokens is not None and len(trajectory.tokens) > max_tokens:
+            raise MixingError(
+                f"prompt {prompt_id}: replay {trajectory.content_id} has {len(trajectory.tokens)} tokens, and {limit} is "
+                f"{max_tokens}; raise it, or fill a pool with shorter responses"
+            )
+        _check_replay(prompt_id, trajectory, allow_failed, template_digest)
+    _check_distinct(prompt_id, "replays with content id", (t.content_id for t in replays))
+
+
 def _check_counts(
-    prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory], fresh_count: int, max_replays: int
+    prompt_id: str, fresh: Sequence[Trajectory], replays: Sequence[Trajectory], fresh_count: int, max_replays: int
 ) -> None:
     if len(fresh) != fresh_count:
-        raise MixingError(f"prompt {prompt.id}: {len(fresh)} fresh rollouts, the group needs exactly {fresh_count}")
+        raise MixingError(f"prompt {prompt_id}: {len(fresh)} fresh rollouts, the group needs exactly {fresh_count}")
     if len(replays) > max_replays:
-        raise MixingError(f"prompt {prompt.id}: {len(replays)} replays, the group takes at most {max_replays}")
+        raise MixingError(f"prompt {prompt_id}: {len(replays)} replays, the group takes at most {max_replays}")
 
 
-def _check_member(prompt: Prompt, trajectory: Trajectory, tokenizer_digest: str) -> None:
-    if trajectory.prompt_id != prompt.id:
-        raise MixingError(f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} answers {trajectory.prompt_id}")
+def _check_member(prompt_id: str, trajectory: Trajectory, tokenizer_digest: str, vocabulary: int | None) -> None:
+    if trajectory.prompt_id != prompt_id:
+        raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} answers {trajectory.prompt_id}")
     if len(trajectory.tokens) == 0:
-        raise MixingError(f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} has no tokens")
+        raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} has no tokens")
     if trajectory.logprobs is not None and len(trajectory.logprobs) != len(trajectory.tokens):
         raise MixingError(
-            f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} has {len(trajectory.tokens)} tokens"
+            f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} has {len(trajectory.tokens)} tokens"
             f" and {len(trajectory.logprobs)} log-probs"
         )
     if trajectory.token_versions is not None and len(trajectory.token_versions) != len(trajectory.tokens):
         raise MixingError(
-            f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} has {len(trajectory.tokens)} tokens"
+            f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} has {len(trajectory.tokens)} tokens"
             f" and {len(trajectory.token_versions)} policy versions"
         )
     if trajectory.provenance.tokenizer_digest != tokenizer_digest:
         raise MixingError(
-            f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} was generated with tokenizer"
+            f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} was generated with tokenizer"
             f" {trajectory.provenance.tokenizer_digest!r}, the policy reads {tokenizer_digest!r}"
         )
+    if wrong := beyond_vocabulary(trajectory.tokens, vocabulary):
+        raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.content_id}: {wrong}")
 
 
-def _check_version(prompt: Prompt, trajectory: Trajectory, policy_version: int, max_staleness: int) -> None:
+def _check_version(prompt_id: str, trajectory: Trajectory, policy_version: int, max_staleness: int) -> None:
     versions = {trajectory.provenance.policy_version}
     if trajectory.token_versions is not None:
         versions.update(trajectory.token_versions.tolist())
@@ -97,36 +128,29 @@ def _check_version(prompt: Prompt, trajectory: Trajectory, policy_version: int, 
         if not 0 <= policy_version - version <= max_staleness:
             bound = f" with staleness of at most {max_staleness}" if max_staleness else ""
             raise StaleRolloutError(
-                f"prompt {prompt.id}: rollout from policy {version}, step trains {policy_version}{bound}"
+                f"prompt {prompt_id}: rollout from policy {version}, step trains {policy_version}{bound}"
             )
 
 
-def _check_replay(
-    prompt: Prompt, trajectory: Trajectory, allow_failed: bool, max_tokens: int | None, template_digest: str
-) -> None:
+def _check_replay(prompt_id: str, trajectory: Trajectory, allow_failed: bool, template_digest: str) -> None:
     if trajectory.provenance.prompted_otherwise(template_digest):
         raise MixingError(
-            f"prompt {prompt.id}: replay {trajectory.content_id} answers a prompt made by template "
+            f"prompt {prompt_id}: replay {trajectory.content_id} answers a prompt made by template "
             f"{trajectory.provenance.template_digest}, this run's are by {template_digest}: set [model] as when it was sampled, "
             'or replay.other_template = "render" to train it after this run\'s prompt'
         )
-    if max_tokens is not None and len(trajectory.tokens) > max_tokens:
-        raise MixingError(
-            f"prompt {prompt.id}: replay {trajectory.content_id} has {len(trajectory.tokens)} tokens, and "
-            f"rollout.max_tokens is {max_tokens}; raise it, or fill a pool with shorter responses"
-        )
     if trajectory.finish_reason != "stop":
-        raise MixingError(f"prompt {prompt.id}: replay {trajectory.content_id} is truncated")
+        raise MixingError(f"prompt {prompt_id}: replay {trajectory.content_id} is truncated")
     if not (trajectory.correct or (allow_failed and trajectory.verdict.status == "wrong")):
         rule = "only correct and wrong ones are replayed"
         if not allow_failed:
             rule = "only verified-correct responses are replayed unless failed replays are allowed"
         raise MixingError(
-            f"prompt {prompt.id}: replay {trajectory.content_id} has verdict {trajectory.verdict.status!r}, {rule}"
+            f"prompt {prompt_id}: replay {trajectory.content_id} has verdict {trajectory.verdict.status!r}, {rule}"
         )
 
 
-def _check_distinct(prompt: Prompt, what: str, ids: Iterable[str]) -> None:
+def _check_distinct(prompt_id: str, what: str, ids: Iterable[str]) -> None:
     for identity, count in Counter(ids).items():
         if count > 1:
-            raise MixingError(f"prompt {prompt.id}: {count} {what} {identity!r}")
+            raise MixingError(f"prompt {prompt_id}: {count} {what} {identity!r}")

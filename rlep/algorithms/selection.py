@@ -15,7 +15,7 @@ import numpy as np
 
 from rlep.core.draws import UInt64Array, draw_uniform, keyed_states, prompt_keys, random_words
 from rlep.core.errors import ConfigError
-from rlep.core.types import Int32Array, Int64Array
+from rlep.core.types import Int32Array, Int64Array, Trajectory
 
 Strategy = Literal[
     "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
@@ -41,6 +41,12 @@ class Candidate:
     """The step of this run that it comes from; −1: of another."""
     digest: str = ""
     """Names its final reasoning; equal digests count as the same solution (``reasoning_digest``)."""
+
+    @classmethod
+    def of(cls, member: Trajectory, *, used: int = 0, logprob: float | None = None) -> Candidate:
+        """The properties of a stored response."""
+        digest = reasoning_digest(member.tokens)
+        return cls(len(member.tokens), member.created_at, used, logprob, member.birth, digest)
 
 
 def select(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Literal, NamedTuple
 
@@ -71,6 +71,13 @@ class Message:
 
     role: str
     content: str
+
+
+def question_text(question: str | Sequence[Message | Mapping[str, str]]) -> str:
+    """A question as ``prompt_id_of`` takes it: a text as it is, of chat messages the contents, joined by blank lines."""
+    if isinstance(question, str):
+        return question
+    return "\n\n".join(part.content if isinstance(part, Message) else part["content"] for part in question)
 
 
 class Asked(NamedTuple):

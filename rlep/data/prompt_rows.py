@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlep.core.errors import DataError
-from rlep.core.types import Asked, Message
+from rlep.core.types import Asked, Message, question_text
 
 QUESTION_COLUMNS = ("problem", "question", "prompt")
 """Names of a plain question column, tried in this order, in any capitalisation."""
@@ -38,7 +38,7 @@ class PromptRow:
     @property
     def question(self) -> str:
         """The contents of all messages, joined by blank lines."""
-        return "\n\n".join(message.content for message in self.messages)
+        return question_text(self.messages)
 
     @property
     def asked(self) -> Asked:

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlep.algorithms.live_draws import draw_ids, seen
 from rlep.config.schema import Config
-from rlep.core.draws import draw_aged, draw_uniform
 from rlep.core.errors import CheckpointError, PoolError
 from rlep.core.plural import counted
 from rlep.core.types import Trajectory
@@ -61,29 +61,16 @@ class LiveReplay:
     ) -> Mapping[str, Sequence[Trajectory]]:
         """Draw from V, joined with the offline pool's responses by content id."""
         stored = await self._read_offline(prompt_ids, seed, step)
-        candidates = [sorted(self._visible.get(name, {}).keys() | stored.get(name, {}).keys()) for name in prompt_ids]
-        counts = [len(ids) if len(ids) >= self._rule.minimum else 0 for ids in candidates]
-        if self._rule.age_decay:
-            chosen = {
-                prompt_id: self._draw_by_age(prompt_id, ids[:enough], count, seed, step)
-                for prompt_id, ids, enough in zip(prompt_ids, candidates, counts, strict=True)
-            }
-        else:
-            picks, offsets = draw_uniform(prompt_ids, counts, count, seed=seed, step=step)
-            chosen = {
-                prompt_id: [ids[pick] for pick in picks[offsets[at] : offsets[at + 1]]]
-                for at, (prompt_id, ids) in enumerate(zip(prompt_ids, candidates, strict=True))
-            }
+        candidates = {
+            name: sorted(self._visible.get(name, {}).keys() | stored.get(name, {}).keys()) for name in prompt_ids
+        }
+        minimum, decay = self._rule.minimum, self._rule.age_decay
+        chosen = draw_ids(candidates, count, minimum=minimum, seed=seed, step=step, births=self._visible, decay=decay)
         fetched = await self._fetch(chosen)
         return {
             prompt_id: [fetched.get(content_id) or stored[prompt_id][content_id] for content_id in ids]
             for prompt_id, ids in chosen.items()
         }
-
-    def _draw_by_age(self, prompt_id: str, ids: Sequence[str], count: int, seed: int, step: int) -> list[str]:
-        ages = [step - self._visible[prompt_id][content_id] for content_id in ids]
-        picks = draw_aged(prompt_id, ages, count, decay=self._rule.age_decay, seed=seed, step=step)
-        return [ids[pick] for pick in picks]
 
     def stored(self) -> dict[str, int]:
         """Return the live responses of each prompt that has ``replay.minimum`` of them."""
@@ -144,15 +131,12 @@ class LiveReplay:
 
     def _leave(self, step: int) -> None:
         """Take out of V what step ``step + 1`` does not see."""
-        oldest = step + 1 - self._rule.max_age if self._rule.max_age else 0
+        rule = self._rule
         for prompt_id, births in self._visible.items():
-            if len(births) <= self._rule.per_question and min(births.values(), default=step) >= oldest:
-                continue
-            newest = sorted(births, key=lambda content_id: (-births[content_id], content_id))
-            for at, content_id in enumerate(newest):
-                if at >= self._rule.per_question or births[content_id] < oldest:
-                    self._left[content_id] = prompt_id, step
-                    del births[content_id]
+            stays = seen(births, step + 1, per_question=rule.per_question, max_age=rule.max_age)
+            for content_id in sorted(births.keys() - stays):
+                self._left[content_id] = prompt_id, step
+                del births[content_id]
 
     async def _trim(self, before: int) -> None:
         """Remove what left V before a step: no checkpoint that is kept needs it."""

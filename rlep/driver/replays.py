@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlep.algorithms.packing import answer_batch
-from rlep.algorithms.selection import Candidate, ReplaySchedule, reasoning_digest, select
+from rlep.algorithms.selection import Candidate, ReplaySchedule, select
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, MixingError
 from rlep.core.seeds import seed_for
@@ -96,16 +96,8 @@ async def _select(step: Step, prompts: Sequence[Prompt], held: Mapping[str, Sequ
         scores = (await _mean_logprobs(step, stored)).tolist()
     candidates: dict[str, list[Candidate]] = {prompt.id: [] for prompt in prompts}
     for (prompt, member), logprob in zip(stored, scores, strict=True):
-        candidates[prompt.id].append(
-            Candidate(
-                length=len(member.tokens),
-                created_at=member.created_at,
-                used=step.used.get(member.content_id, 0),
-                logprob=logprob,
-                birth=member.birth,
-                digest=reasoning_digest(member.tokens),
-            )
-        )
+        used = step.used.get(member.content_id, 0)
+        candidates[prompt.id].append(Candidate.of(member, used=used, logprob=logprob))
     chosen: Replays = {}
     for prompt_id, known in candidates.items():
         picks = select(strategy, known, step.replays, prompt_id=prompt_id, seed=config.run.seed, step=step.number)

@@ -1,4 +1,4 @@
-"""Names that torch, vLLM, Ray and redis-py do not document: each is in the installed sources, and only adapters use them.
+"""Names that torch, vLLM, Ray, redis-py and TRL do not document: each is in the installed sources, and only adapters use them.
 
 Sources are read, not imported, so that the test is fast and its failure names the symbol that moved and the file that uses it.
 """
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rlep"
-LIBRARIES = ("torch", "vllm", "ray", "redis")
+LIBRARIES = ("torch", "vllm", "ray", "redis", "trl")
 PRIVATE_PACKAGES = ("vllm.v1",)  # without an underscore, and yet not for others to use
 NAMED_TUPLE = {"_asdict", "_fields", "_field_defaults", "_make", "_replace"}
 """Documented, in spite of the underscore."""
@@ -39,7 +39,20 @@ def symbols(module: str, *names: str) -> tuple[Symbol, ...]:
     return tuple(Symbol(module, name) for name in names)
 
 
-_C10D, _RAY = "torch._C._distributed_c10d", "ray._private"
+TRL_TRAINER = (
+    *(
+        "num_generations",
+        "num_generations_eval",
+        "eos_token_ids",
+        "chat_template_kwargs",
+        "reward_funcs",
+        "rollout_func",
+    ),
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "tools"),
+    *("environment_factories", "use_vllm", "vllm_importance_sampling_correction", "vllm_importance_sampling_clip_max"),
+)
+"""Attributes of ``GRPOTrainer`` without an underscore that no page of TRL's names."""
+_C10D, _RAY, _GRPO = "torch._C._distributed_c10d", "ray._private", "trl.trainer.grpo_trainer"
 SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/engines/torch_private.py": (
         Symbol("torch.nn.modules.module", "Module.register_parameter", ("name", "param")),
@@ -72,6 +85,15 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         Symbol("ray.core.generated.gcs_service_pb2_grpc", "NodeInfoGcsServiceStub"),
         Symbol("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
         Symbol("ray._private.parameter", "RayParams.dashboard_agent_listen_port"),
+    ),
+    "rlep/integrations/trl.py": (
+        Symbol(_GRPO, "GRPOTrainer._tokenize_prompts", ("self", "prompts")),
+        Symbol(
+            _GRPO,
+            "GRPOTrainer._generate_single_turn",
+            ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
+        ),
+        *symbols(_GRPO, *(f"GRPOTrainer.{name}" for name in TRL_TRAINER)),
     ),
 }
 """Adapter -> what it uses. A base class's members are listed where they are defined."""

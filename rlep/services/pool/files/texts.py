@@ -21,6 +21,7 @@ from rlep.core.types import (
     Verdict,
     content_id_of,
     prompt_id_of,
+    question_text,
 )
 from rlep.services.pool.files.imported import Imported
 from rlep.services.pool.storage.scan import trajectory_of
@@ -134,12 +135,9 @@ def trajectory_from_text(
     gives the prompt id. ``source`` is kept in the metadata. Raises ``RecordRefused`` for a text that is empty, overlong, or
     has parts that the tokenizer does not know.
     """
-    if not isinstance(question, str):
-        contents = (one.content if isinstance(one, Message) else one["content"] for one in question)
-        question = "\n\n".join(contents)
     if len(text) > MAX_TEXT or not text.strip():
         raise RecordRefused(f"a response of {len(text)} characters; wanted are 1 to {MAX_TEXT}")
-    prompt_id = prompt_id_of(question, reference)
+    prompt_id = prompt_id_of(question_text(question), reference)
     answer = TextAnswers(prompt_id, reference, (text,))
     one = _Candidate(answer, f"{prompt_id}/0", tokenizer.encode_response(text))
     if tokenizer.unknown_id is not None and tokenizer.unknown_id in one.tokens:

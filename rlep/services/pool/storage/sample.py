@@ -67,7 +67,7 @@ class Sample(Mapping[str, Sequence[Trajectory]]):
             raise KeyError(prompt_id)
         at = self.prompt_ids.index(prompt_id)
         start = int(self.counts[:at].sum())
-        return tuple(self._trajectory(k, prompt_id) for k in range(start, start + int(self.counts[at])))
+        return tuple(self.member(k, prompt_id) for k in range(start, start + int(self.counts[at])))
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(self.prompt_ids))
@@ -79,11 +79,12 @@ class Sample(Mapping[str, Sequence[Trajectory]]):
         """For each prompt asked for, its trajectories. Their arrays are views of the columns."""
         every = iter(range(len(self.ids)))
         return {
-            prompt_id: tuple(self._trajectory(next(every), prompt_id) for _ in range(count))
+            prompt_id: tuple(self.member(next(every), prompt_id) for _ in range(count))
             for prompt_id, count in zip(self.prompt_ids, self.counts.tolist(), strict=True)
         }
 
-    def _trajectory(self, k: int, prompt_id: str) -> Trajectory:
+    def member(self, k: int, prompt_id: str) -> Trajectory:
+        """Trajectory k, of this prompt. Its arrays are views of the columns."""
         part = slice(self.offsets[k], self.offsets[k + 1])
         logprobs = self.logprobs[part]
         # NaN only stands for unknown here: log-probs that a record has are finite.

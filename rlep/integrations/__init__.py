@@ -1,0 +1,1 @@
+"""Replay in other trainers: they draw from an experience pool on a server, and fill it."""

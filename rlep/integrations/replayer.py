@@ -1,0 +1,386 @@
+"""Replay for any trainer: draws from an experience pool on a server, and keeps the trainer's own successes there.
+
+    step k       draw(k, prompts) ─ generate ─ reward ─ keep(k, rows)
+
+The pool is all that is remembered. A stored response is born in the step whose policy generated it: its provenance names run
+and step. Step k sees of this run's responses those born before k (``algorithms.live_draws.seen``), so a draw is a pure
+function of the pool's content, seed, step and prompt id. Several processes of a trainer draw the same without talking, as long
+as none begins step k + 1 before all have kept step k. A run that goes on at step r removes what was born in r or later.
+
+numpy and the pool's client are all that this needs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, TypeVar
+
+from rlep.algorithms.live_draws import draw_ids, seen
+from rlep.algorithms.mixing import check_replays
+from rlep.algorithms.selection import Candidate, ReplaySchedule, select
+from rlep.config.replay import ReplayConfig
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.plural import counted
+from rlep.core.types import Float32Array, Int32Array, Provenance, Sampling, Trajectory, Verdict
+from rlep.integrations.rule import replay_method
+from rlep.methods.replay_method import ReplayMethod
+from rlep.services.pool.rpc.client import PoolClient
+from rlep.services.pool.storage.sample import Sample
+from rlep.services.pool.storage.scan import trajectory_of
+from rlep.services.pool.values import UNCAPPED, PoolStats
+
+PAUSE_S = 60.0
+"""After a call that a server did not answer: the time until the next one, and between two lines about it."""
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+Replays = dict[str, tuple[Trajectory, ...]]
+"""Prompt id → its replays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The run that draws and fills, as its records name it."""
+
+    run: str
+    """Its name, the same in all processes and when it is resumed; of another run in the same pool another one."""
+    tokenizer_digest: str
+    template_digest: str = ""
+    """Of what makes a prompt of a question (``Tokenizer.template_digest``); empty: not known."""
+    vocabulary: int | None = None
+    """Rows of the model's embedding."""
+    max_tokens: int | None = None
+    """Longest response in tokens."""
+    limit: str = "max_tokens"
+    """The trainer's own name of it."""
+    sampling: Sampling = field(default_factory=Sampling)
+    logprobs_mode: str = "processed"
+    logprobs_dtype: str = "float32"
+    verifier: str = "reward"
+    """Name of the reward function."""
+    main: bool = True
+    """False in all processes of a trainer but one, which holds the pool's lease and rewinds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One response that the trainer generated."""
+
+    prompt_id: str
+    tokens: Int32Array
+    """``[T]``, with the token that ended it."""
+    reward: float | None
+    """None: it could not be rewarded."""
+    finished: bool
+    """It ended by itself, not at the token limit."""
+    logprobs: Float32Array | None = None
+    """Of the tokens under the policy that generated them, ``[T]``; None where they are not known."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts since they were last taken."""
+
+    rows: int = 0
+    """Responses drawn."""
+    empty: int = 0
+    """Prompts for which replays were wanted and none was there."""
+    stored: int = 0
+    duplicates: int = 0
+    """Successes that the pool held before."""
+    refused: int = 0
+    """Successes that the pool does not take: quarantined ones, or those over its cap."""
+    lost: int = 0
+    """Successes that were not stored because the server did not answer."""
+    away: int = 0
+    """Draws and insertions left out because the server did not answer."""
+    age: float = 0.0
+    """Mean of the steps since the birth of the own responses drawn."""
+
+
+class _Held(NamedTuple):
+    """All that the pool has of one prompt, as columns."""
+
+    sample: Sample
+    prompt_id: str
+    places: Mapping[str, int]
+    """Content id → its number in the sample."""
+
+    def member(self, content_id: str, births: Mapping[str, int]) -> Trajectory:
+        """One response, with its birth where it is the run's own."""
+        member, birth = self.sample.member(self.places[content_id], self.prompt_id), births.get(content_id, -1)
+        return member if birth < 0 else replace(member, metadata={**member.metadata, "birth": str(birth)})
+
+
+class Replayer:
+    """Draws replays for a trainer, and keeps its successes. One object in each of its processes."""
+
+    def __init__(
+        self,
+        pool: PoolClient,
+        origin: Origin,
+        rule: ReplayConfig,
+        *,
+        seed: int = 0,
+        steps: int = 0,
+        success: float = 1.0,
+        away: Literal["continue", "stop"] = "continue",
+        restart: bool = False,
+    ) -> None:
+        """Nothing is asked of the pool before the first ``draw``.
+
+        Args:
+            pool: a client with the pool's name; its ``deadline`` is the longest wait of a call.
+            origin: the run.
+            rule: see ``replay_rule``.
+            seed: of the draws.
+            steps: of the run; a linear schedule ends there.
+            success: least reward of a success.
+            away: go on without replays while the server does not answer, or raise ``DeadlineExceeded``.
+            restart: at step 0 remove what an earlier start of this run left in the pool, instead of refusing it.
+        """
+        if not pool.name:
+            raise ConfigError('PoolClient(…, pool="") names no pool: give its name, e.g. pool="countdown"')
+        if not origin.run or "\n" in origin.run:
+            raise ConfigError(f"run = {origin.run!r}: a run needs a name of one line, which its records carry")
+        self._pool, self._origin, self._rule = pool, origin, rule
+        self._seed, self._success, self._away, self._restart = seed, success, away, restart
+        self._method = replay_method(rule, seed)
+        self._schedule = ReplaySchedule(rule.count, rule.schedule, steps=steps)
+        self._first: int | None = None
+        self._begun, self._again = False, 0.0
+        self._counts = Counts()
+        self._births: dict[str, int] = {}
+
+    def take_counts(self) -> Counts:
+        """Return the counts since the last time."""
+        counts, self._counts = self._counts, Counts()
+        return counts
+
+    def count_at(self, step: int) -> int:
+        """M of a step."""
+        return self._schedule.at(step) if step >= self._rule.start_step else 0
+
+    def draw(self, step: int, prompts: Sequence[str]) -> Replays:
+        """Draw at most M stored responses of each prompt, given by their ids; a prompt that has none is left out.
+
+        Raises:
+            PoolError: the pool is of another tokenizer or template, is written by another run that is alive, or holds what an
+                earlier start of this run left.
+            MixingError: a response that this model must not be trained on.
+            DeadlineExceeded: the server does not answer, and ``away`` is ``stop``.
+        """
+        count, prompt_ids = self.count_at(step), list(dict.fromkeys(prompts))
+        self._first = step if self._first is None else self._first
+        if not self._begun:
+            self._begun = self._asked(self._begin, otherwise=False)
+        wanted = list(self._method.with_replays(step, prompt_ids)) if count else []
+        if not wanted or not self._begun:
+            return {}
+        nothing: Replays = {}
+        drawn = self._asked(lambda: self._drawn(step, wanted, count), otherwise=nothing)
+        self._count(step, drawn, wanted)
+        return drawn
+
+    def accepts(self, rows: Sequence[Row]) -> bool:
+        """Decide by the method and ``replay.only_below`` whether the replays of a prompt join its fresh responses."""
+        fresh = [self._trajectory(0, row) for row in rows]
+        below = self._rule.only_below
+        share = sum(member.correct for member in fresh) / max(1, len(fresh))
+        return (below is None or share < below) and self._method.accepts(fresh)
+
+    @property
+    def decides_late(self) -> bool:
+        """Tell whether ``accepts`` has to be asked: a trainer that has no rewards when it draws cannot follow."""
+        return self._rule.only_below is not None or type(self._method).accepts is not ReplayMethod.accepts
+
+    def is_success(self, row: Row) -> bool:
+        """The one rule: a whole response with a reward of ``success`` or more."""
+        return row.finished and len(row.tokens) > 0 and row.reward is not None and row.reward >= self._success
+
+    def keep(self, step: int, rows: Iterable[Row]) -> None:
+        """Store the successes among a step's fresh responses, born in this step. Raises as ``draw`` does."""
+        born = [self._trajectory(step, row) for row in rows if self.is_success(row)]
+        if not born or self._rule.source == "offline":
+            return
+        report = self._asked(lambda: self._pool.add(born), otherwise=None) if self._begun else None
+        counts = self._counts
+        if report is None:
+            counts.lost += len(born)
+            return
+        counts.stored, counts.duplicates = counts.stored + report.inserted, counts.duplicates + report.duplicates
+        counts.refused += len(report.refused)
+        if report.refused:
+            _log.warning("pool %s does not take response %s: %s", self._pool.name, *report.refused[0])
+
+    def _begin(self) -> bool:
+        """Open the pool, see that it is of this model, and remove what a lost future left."""
+        pool, origin, writes = self._pool, self._origin, self._rule.source != "offline"
+        new = writes and pool.name not in pool.names()
+        holder = f"{secrets.token_hex(8)} {origin.run}, process {os.getpid()} of {socket.gethostname()}"
+        stats = pool.open(
+            tokenizer_digest=origin.tokenizer_digest,
+            cap=UNCAPPED if new else None,
+            read_only=not writes,
+            holder=holder if writes and origin.main else None,
+        )
+        if writes and stats.sealed:
+            raise PoolError(
+                f'pool {pool.name} is sealed, and nothing can be added: source="offline" draws from it, another one is filled'
+            )
+        for record in pool.records(limit=1):
+            self._check_template(trajectory_of(record))
+        if writes and origin.main:
+            self._rewind(stats)
+        return True
+
+    def _rewind(self, stats: PoolStats) -> None:
+        """Remove what this run stored in the step at which it goes on, or later."""
+        first, run, pool = self._first or 0, self._origin.run, self._pool
+        versions = [label.rpartition("@") for label in stats.by_policy]
+        if not any(name == run and int(version) >= first for name, _, version in versions):
+            return
+        lost: dict[str, list[str]] = {}
+        for record in pool.records():
+            member = trajectory_of(record)
+            if self._birth(member) >= first:
+                lost.setdefault(member.prompt_id, []).append(member.content_id)
+        if not first and not self._restart:
+            raise PoolError(
+                f"pool {pool.name} holds {counted(sum(map(len, lost.values())), 'response')} of an earlier start of run {run}, "
+                "and this one begins at step 0: resume from a checkpoint, name the run differently (run=…), or have them "
+                "removed (restart=True)"
+            )
+        for prompt_id, ids in lost.items():
+            pool.remove(prompt_id, ids)
+        _log.info("removed %d responses born in step %d or later", sum(map(len, lost.values())), first)
+
+    def _drawn(self, step: int, prompt_ids: Sequence[str], count: int) -> Replays:
+        rule, chooses = self._rule, type(self._method).choose is not ReplayMethod.choose
+        if rule.source == "offline" and rule.selection == "uniform" and not chooses:
+            stored = self._pool.sample(prompt_ids, count, seed=self._seed, step=step, minimum=rule.minimum)
+            chosen = stored.trajectories()
+        else:
+            sample = self._pool.sample(prompt_ids, UNCAPPED, seed=self._seed, step=step, minimum=1)
+            every = iter(range(len(sample.ids)))
+            places = {
+                prompt_id: {sample.ids[k]: k for k in itertools.islice(every, held)}
+                for prompt_id, held in zip(sample.prompt_ids, sample.counts.tolist(), strict=True)
+            }
+            chosen = {
+                name: tuple(self._chosen(step, name, _Held(sample, name, places[name]), count)) for name in places
+            }
+        for prompt_id, replays in chosen.items():
+            check_replays(
+                prompt_id,
+                replays,
+                tokenizer_digest=self._origin.tokenizer_digest,
+                vocabulary=self._origin.vocabulary,
+                max_tokens=self._origin.max_tokens,
+                limit=self._origin.limit,
+            )
+            for member in replays:
+                self._check_template(member)
+        return {prompt_id: replays for prompt_id, replays in chosen.items() if replays}
+
+    def _chosen(self, step: int, prompt_id: str, held: _Held, count: int) -> Sequence[Trajectory]:
+        rule, births = self._rule, self._births_of(step, held)
+        own = {content_id: birth for content_id, birth in births.items() if birth >= 0}
+        visible = seen(own, step, per_question=rule.per_question, max_age=rule.max_age)
+        ids = sorted(
+            content_id
+            for content_id in births
+            if content_id in visible or (content_id not in own and rule.source != "live")
+        )
+        if len(ids) < rule.minimum:
+            return ()
+        if type(self._method).choose is not ReplayMethod.choose:
+            members = [held.member(content_id, births) for content_id in ids]
+            return self._method.choose(step, prompt_id, members, count)
+        if rule.selection != "uniform":
+            candidates = [Candidate.of(held.member(content_id, births)) for content_id in ids]
+            picks = select(rule.selection, candidates, count, prompt_id=prompt_id, seed=self._seed, step=step)
+            return [held.member(ids[pick], births) for pick in picks]
+        drawn = draw_ids(
+            {prompt_id: ids},
+            count,
+            minimum=rule.minimum,
+            seed=self._seed,
+            step=step,
+            births={prompt_id: births},
+            decay=rule.age_decay,
+        )
+        return [held.member(content_id, births) for content_id in drawn[prompt_id]]
+
+    def _births_of(self, step: int, held: _Held) -> dict[str, int]:
+        """Content id → birth; −1: another run's. Unpacked once in a process, but for those of a future that may be lost."""
+        births = {}
+        for content_id in held.places:
+            birth = self._births.get(content_id)
+            if birth is None:
+                birth = self._birth(held.member(content_id, {}))
+                if birth < step:
+                    self._births[content_id] = birth
+            births[content_id] = birth
+        return births
+
+    def _birth(self, member: Trajectory) -> int:
+        """The step of this run in which a response was born; −1: it is another run's."""
+        return member.provenance.policy_version if member.provenance.policy_digest == self._origin.run else -1
+
+    def _check_template(self, member: Trajectory) -> None:
+        ours = self._origin.template_digest
+        if self._rule.other_template == "refuse" and member.provenance.prompted_otherwise(ours):
+            raise PoolError(
+                f"pool {self._pool.name} holds responses to prompts of chat template {member.provenance.template_digest}; this "
+                f"run's is {ours}. Use another pool name, or the template and its arguments that filled it; "
+                'other_template="render" trains them after this run\'s prompts'
+            )
+
+    def _trajectory(self, step: int, row: Row) -> Trajectory:
+        origin = self._origin
+        verdict = Verdict("correct" if self.is_success(row) else "wrong", None, origin.verifier, "1")
+        return Trajectory(
+            prompt_id=row.prompt_id,
+            tokens=row.tokens,
+            logprobs=row.logprobs,
+            finish_reason="stop" if row.finished else "length",
+            verdict=verdict,
+            provenance=Provenance(
+                origin.run,
+                step,
+                origin.tokenizer_digest,
+                origin.sampling,
+                origin.logprobs_mode,
+                origin.logprobs_dtype,
+                origin.template_digest,
+            ),
+            created_at=time.time(),
+            sample_id=f"{origin.run}/{step}",
+        )
+
+    def _count(self, step: int, drawn: Replays, wanted: Sequence[str]) -> None:
+        members = [member for replays in drawn.values() for member in replays]
+        ages = [step - member.birth for member in members if member.birth >= 0]
+        self._counts.rows += len(members)
+        self._counts.empty += len(wanted) - len(drawn)
+        self._counts.age = sum(ages) / len(ages) if ages else 0.0
+
+    def _asked(self, call: Callable[[], T], *, otherwise: T) -> T:
+        """Return what a call of the pool gives, or ``otherwise`` where the server is away and the run goes on."""
+        if time.monotonic() >= self._again:
+            try:
+                return call()
+            except DeadlineExceeded as error:
+                if self._away == "stop":
+                    raise
+                self._again = time.monotonic() + PAUSE_S
+                _log.warning("training goes on without replays, the pool is asked again in %g s: %s", PAUSE_S, error)
+        self._counts.away += 1
+        return otherwise

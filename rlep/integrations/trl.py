@@ -1,0 +1,343 @@
+"""Replay in TRL's ``GRPOTrainer``, by its own hooks: no subclass, no copied code.
+
+    replay = TrlReplay(PoolClient("127.0.0.1:7171", pool="countdown"), count=2)
+    GRPOTrainer(…, rollout_func=replay.rollout, reward_funcs=[replay.reward(correct)])
+
+A group always has ``num_generations`` responses. Its last places are those of replays, at most ``count`` of them; where the pool
+has fewer, the current policy fills the places. So ``num_generations`` = G + M adds M replays to G fresh responses, as in the
+paper, and one that stays G replaces M of them.
+
+Old log-probs of replays are the paper's, those of the policy at the start of the step: TRL computes them for every response.
+With vLLM it also corrects for the sampler by min(π0/μ, cap); a replay's μ is NaN, which makes that factor 1, or, with
+``stored_logprobs``, what the pool has.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rlep.algorithms.loss_values import Scoring, incomparable
+from rlep.config.schema import ModelConfig
+from rlep.core.errors import ConfigError
+from rlep.core.types import Float32Array, Sampling, Trajectory, prompt_id_of, question_text
+from rlep.engines.tokenizer import Tokenizer
+from rlep.integrations.replayer import Origin, Replayer, Row
+from rlep.integrations.rule import replay_rule
+from rlep.services.pool.rpc.client import PoolClient
+
+Rewards = Callable[..., Any]
+"""A reward function of TRL: (prompts, completions, completion_ids, **columns) → a reward, or None, for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The responses of one rollout in one process, until their rewards are there."""
+
+    step: int
+    prompt_ids: Sequence[str]
+    """``[R]``"""
+    replays: Sequence[Trajectory | None]
+    """``[R]``: None where the current policy generated the response."""
+    ends: frozenset[int]
+    """Ids of the tokens that end a response."""
+    processes: int
+    logprobs: list[Sequence[float | None]] = field(default_factory=list)
+    """``[R]``: of the sampler, where TRL returns them; empty where it does not."""
+
+
+class TrlReplay:
+    """Replays for one ``GRPOTrainer``; one object in each of its processes."""
+
+    def __init__(
+        self,
+        pool: PoolClient,
+        *,
+        count: int = 2,
+        run: str | None = None,
+        reference: str | None = None,
+        seed: int | None = None,
+        stored_logprobs: bool = False,
+        away: Literal["continue", "stop"] = "continue",
+        restart: bool = False,
+        **replay: Any,
+    ) -> None:
+        """Nothing is asked of pool or trainer before the first rollout.
+
+        Args:
+            pool: a client with the pool's name; the pool is made where there is none.
+            count: M, replays of a group.
+            run: names the run in the pool; None: ``run_name`` of ``GRPOConfig``, else the last part of ``output_dir``.
+            reference: column of the reference answer, for a pool that ``rlep collect`` filled: its prompts are named by question
+                and reference. None: by the question alone.
+            seed: of the draws; None: ``seed`` of ``GRPOConfig``.
+            stored_logprobs: importance weights of replays by the log-probs that the pool has, where they are comparable.
+            away: go on without replays while the pool's server does not answer, or stop.
+            restart: at step 0 remove what an earlier start of this run left in the pool.
+            replay: other keys of ``[replay]``, e.g. ``selection="newest"``, ``max_age=50``: see ``replay_rule``.
+
+        Raises ``ConfigError``.
+        """
+        self._pool, self._rule = pool, replay_rule(count, **replay)
+        self._run, self._reference, self._seed = run, reference, seed
+        self._stored, self._away, self._restart = stored_logprobs, away, restart
+        self._wrapper: Rewards | None = None
+        self._function, self._success = "", 1.0
+        self._replayer: Replayer | None = None
+        self._references: dict[str, str] = {}
+        self._scoring = Scoring("")
+        self._batch: _Batch | None = None
+        self._asked = False
+
+    def reward(self, function: Rewards, *, success: float = 1.0) -> Rewards:
+        """Wrap the reward function that decides what is stored: a whole response with a reward of ``success`` or more."""
+        if self._wrapper is not None:
+            raise ConfigError(f"replay.reward has {self._function} already: one function says what a success is")
+        if not callable(function) or hasattr(function, "forward"):
+            raise ConfigError(f"replay.reward({function!r:.80}): give it a function, which may call a reward model")
+        inner = function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        self._function, self._success = str(getattr(inner, "__name__", type(inner).__name__)), success
+        self._wrapper = self._wrapped(function, inner)
+        return self._wrapper
+
+    def _wrapped(self, function: Rewards, inner: Rewards) -> Rewards:
+        if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
+
+            async def rewarded_later(**given: Any) -> list[Any]:
+                return self._rewarded([*await function(**given)], given)
+
+            return self._named(rewarded_later, function)
+
+        def rewarded(**given: Any) -> list[Any]:
+            return self._rewarded([*function(**given)], given)
+
+        return self._named(rewarded, function)
+
+    def _named(self, wrapper: Rewards, function: Rewards) -> Rewards:
+        functools.update_wrapper(wrapper, function)
+        wrapper.__name__ = self._function  # TRL's metrics rewards/NAME/mean
+        return wrapper
+
+    def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """Generate as TRL does, but in the places that the pool fills: TRL's ``rollout_func``. An evaluation has no replays."""
+        self._batch, self._asked = None, True
+        rows, size = [*range(len(prompts))], trainer.num_generations_eval
+        if trainer.model.training:
+            self._batch = batch = self._places(prompts, trainer)
+            rows, size = _rows_to_generate(trainer, batch.replays), trainer.num_generations
+        prompt_ids, images, fields = trainer._tokenize_prompts(prompts)
+        if len(rows) < len(prompts):
+            if images is not None:
+                raise ConfigError("prompts with images have no replays: take rlep out of this run")
+            fields, size = {name: [values[row] for row in rows] for name, values in fields.items()}, 1
+        generated, logprobs = trainer._generate_single_turn([prompt_ids[row] for row in rows], images, fields, size)
+        result = {"prompt_ids": prompt_ids, "completion_ids": generated, "logprobs": logprobs}
+        return result if self._batch is None else result | self._joined(self._batch, rows, result)
+
+    def _joined(self, batch: _Batch, rows: Sequence[int], generated: Mapping[str, Any]) -> dict[str, Any]:
+        """Tokens and log-probs of all rows: of the replays, and of the ``rows`` that were generated."""
+        tokens = dict(zip(rows, generated["completion_ids"], strict=True))
+        sampled = None if generated["logprobs"] is None else dict(zip(rows, generated["logprobs"], strict=True))
+        for row, replay in enumerate(batch.replays):
+            if replay is not None:
+                tokens[row] = replay.tokens.tolist()
+                if sampled is not None:
+                    sampled[row] = self._logprobs(replay)
+        order = range(len(batch.replays))
+        batch.logprobs.extend(() if sampled is None else (sampled[row] for row in order))
+        return {"completion_ids": [tokens[row] for row in order], "logprobs": [*batch.logprobs] or None}
+
+    def _places(self, prompts: Sequence[Any], trainer: Any) -> _Batch:
+        """The rows of a rollout, the last places of each group with replays."""
+        if self._replayer is None:
+            self._replayer = self._made(trainer, prompts[0])
+        size, start = trainer.num_generations, trainer.accelerator.process_index * len(prompts)
+        for row in range(1, len(prompts)):
+            if (start + row) % size and prompts[row] != prompts[row - 1]:
+                raise ConfigError(
+                    f"rows {row - 1} and {row} of process {trainer.accelerator.process_index} are one group of num_generations = "
+                    f"{size} and two prompts: per_device_train_batch_size × steps_per_generation × processes must hold whole "
+                    "groups, in the order of TRL's own sampler"
+                )
+        names = [self._name(prompt) for prompt in prompts]
+        step = int(trainer.state.global_step)
+        drawn = self._replayer.draw(step, names)
+        replays: list[Trajectory | None] = []
+        for row, name in enumerate(names):
+            found = drawn.get(name, ())
+            place = (start + row) % size - (size - len(found))
+            replays.append(found[place] if place >= 0 else None)
+        return _Batch(step, names, replays, frozenset(trainer.eos_token_ids), trainer.accelerator.num_processes)
+
+    def _name(self, prompt: Any) -> str:
+        question = question_text(prompt)
+        if self._reference is None:
+            return prompt_id_of(question, "")
+        if question not in self._references:
+            raise ConfigError(f"train_dataset has no prompt {question!r:.80} with a column {self._reference}")
+        return prompt_id_of(question, self._references[question])
+
+    def _logprobs(self, replay: Trajectory) -> list[float]:
+        if not self._stored or replay.logprobs is None or incomparable(replay, self._scoring):
+            return [float("nan")] * len(replay.tokens)
+        return list(map(float, replay.logprobs))
+
+    def _rewarded(self, rewards: list[Any], given: Mapping[str, Any]) -> list[Any]:
+        """Keep the successes among a rollout's rows, and log the counts; in an evaluation nothing."""
+        batch, self._batch = self._batch, None
+        if not self._asked:
+            raise ConfigError("GRPOTrainer has replay.reward and not rollout_func=replay.rollout: give it both")
+        if batch is None or self._replayer is None:
+            return rewards
+        ids = given["completion_ids"]
+        if not len(rewards) == len(ids) == len(batch.prompt_ids):
+            raise ConfigError(
+                f"reward_funcs: {self._function} returned {len(rewards)} rewards for {len(ids)} completions of "
+                f"{len(batch.prompt_ids)} prompts: one for each is needed, in their order"
+            )
+        self._replayer.keep(
+            batch.step,
+            [
+                Row(
+                    name,
+                    np.asarray(tokens, np.int32),
+                    None if reward is None else float(reward),
+                    bool(tokens) and tokens[-1] in batch.ends,
+                    _known(batch.logprobs[row] if batch.logprobs else None),
+                )
+                for row, (name, tokens, reward) in enumerate(zip(batch.prompt_ids, ids, rewards, strict=True))
+                if batch.replays[row] is None
+            ],
+        )
+        counts = asdict(self._replayer.take_counts())
+        counts["rows"] = sum(replay is not None for replay in batch.replays)
+        age = counts.pop("age")
+        for name, value in counts.items():  # TRL takes the mean over processes
+            given["log_metric"](f"replay/{name}", float(value * batch.processes))
+        if counts["rows"]:
+            given["log_metric"]("replay/age", age)
+        return rewards
+
+    def _made(self, trainer: Any, prompt: Any) -> Replayer:
+        """The replayer of a trainer, whose settings are known at its first rollout. Raises ``ConfigError``."""
+        self._check(trainer)
+        settings, backend = trainer.args, getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        if self._reference is not None:
+            self._references = _references(trainer.train_dataset, self._reference)
+        tokenizer = Tokenizer(backend, _prompting(prompt, str(backend.chat_template), trainer.chat_template_kwargs))
+        self._scoring = Scoring(tokenizer.digest, tokenizer.template_digest, float(trainer.temperature))
+        origin = Origin(
+            self._run or settings.run_name or Path(settings.output_dir).name,
+            tokenizer.digest,
+            tokenizer.template_digest,
+            vocabulary=trainer.model.config.get_text_config().vocab_size,
+            max_tokens=trainer.max_completion_length,
+            limit="max_completion_length",
+            sampling=_sampling(trainer),
+            logprobs_dtype=str(trainer.model.dtype).removeprefix("torch."),
+            verifier=self._function,
+            main=trainer.accelerator.is_main_process,
+        )
+        replayer = Replayer(
+            self._pool,
+            origin,
+            self._rule,
+            seed=settings.seed if self._seed is None else self._seed,
+            steps=trainer.state.max_steps,
+            success=self._success,
+            away=self._away,
+            restart=self._restart,
+        )
+        if replayer.decides_late:
+            raise ConfigError(
+                f'replay.method = "{self._rule.method}", or replay.only_below: rewards would say who gets replays, and TRL has '
+                "them when all places of a group are filled; choose another method, and leave only_below out"
+            )
+        return replayer
+
+    def _check(self, trainer: Any) -> None:
+        """Refuse settings under which replays would be something else than they seem. Raises ``ConfigError``."""
+        count, size = self._rule.count, trainer.num_generations
+        if size < count + 1:
+            raise ConfigError(
+                f"num_generations = {size} with count = {count}: a group needs a fresh response; set num_generations to "
+                f"{count + 1} or more, e.g. G + {count} for the paper's addition to G"
+            )
+        if not any(function is self._wrapper for function in trainer.reward_funcs):
+            raise ConfigError(
+                "GRPOTrainer has rollout_func=replay.rollout and no replay.reward: give it reward_funcs=[replay.reward(f)]"
+            )
+        if trainer.tools or trainer.environment_factories:
+            raise ConfigError(
+                "tools or environment_factory with replay: stored responses are of one turn; leave one out"
+            )
+        if self._stored and not (trainer.use_vllm and trainer.vllm_importance_sampling_correction):
+            raise ConfigError(
+                "stored_logprobs needs use_vllm and vllm_importance_sampling_correction: without them TRL has no weight that "
+                "they would enter"
+            )
+
+
+def _rows_to_generate(trainer: Any, replays: Sequence[Trajectory | None]) -> list[int]:
+    """The rows without a replay, and so many others that every process has as many as vLLM needs, one at least.
+
+    TRL cuts what vLLM generated for all processes into equal parts; FSDP and DeepSpeed generate in all processes together.
+    """
+    fresh = [row for row, replay in enumerate(replays) if replay is None]
+    most = max(1, len(fresh))
+    if trainer.use_vllm and trainer.accelerator.num_processes > 1:
+        from accelerate.utils import gather_object
+
+        most = max(gather_object([most]))
+    others = [row for row, replay in enumerate(replays) if replay is not None]
+    return sorted(fresh + others[: most - len(fresh)])
+
+
+def _prompting(prompt: Any, template: str, variables: Mapping[str, Any]) -> ModelConfig:
+    """A trainer's way to make a prompt of a question, as rlep names its own; variables that the template reads count."""
+    if isinstance(prompt, str):
+        return ModelConfig(chat_template=False)
+    return ModelConfig(template={name: value for name, value in variables.items() if name in template})
+
+
+def _sampling(trainer: Any) -> Sampling:
+    """Of the trainer's rollouts."""
+    return Sampling(
+        temperature=float(trainer.temperature),
+        top_p=float(trainer.top_p),
+        top_k=max(0, trainer.top_k or 0),
+        max_tokens=int(trainer.max_completion_length),
+        min_p=float(trainer.min_p or 0.0),
+        repetition_penalty=float(trainer.repetition_penalty),
+    )
+
+
+def _known(logprobs: Sequence[float | None] | None) -> Float32Array | None:
+    """The log-probs of a response, if all of them are known."""
+    if logprobs is None or None in logprobs:
+        return None
+    values = np.asarray(logprobs, np.float32)
+    return values if np.isfinite(values).all() else None
+
+
+def _references(dataset: Any, column: str) -> dict[str, str]:
+    """Question → its reference. Raises ``ConfigError`` where a question has two, or the column is not there."""
+    if column not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "select_columns"):
+        raise ConfigError(f"reference = {column!r}: train_dataset has no such column; it has {dataset.column_names}")
+    found: dict[str, str] = {}
+    for row in dataset.select_columns(["prompt", column]):
+        question, reference = question_text(row["prompt"]), str(row[column])
+        if found.setdefault(question, reference) != reference:
+            raise ConfigError(
+                f"reference = {column!r}: prompt {question!r:.80} has both {found[question]!r:.40} and "
+                f"{reference!r:.40}; a pool's prompts have one"
+            )
+    return found

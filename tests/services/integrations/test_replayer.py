@@ -1,0 +1,291 @@
+"""``Replayer`` on a real pool server: draws that others can repeat, what counts as a success, births and rewinds."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlep import PoolClient
+from rlep.core.errors import ConfigError, DeadlineExceeded, MixingError, PoolError
+from rlep.core.types import prompt_id_of
+from rlep.integrations import replayer as replayer_module
+from rlep.integrations.replayer import Origin, Replayer, Row
+from rlep.integrations.rule import replay_rule
+from tests.services.integrations.conftest import OpenPool
+from tests.services.integrations.pool_process import pool_process
+from tests.services.pool.pool_servers import reserved_address
+
+A, B = prompt_id_of("A", ""), prompt_id_of("B", "")
+ORIGIN = Origin(
+    "run", "tokenizer-digest", "template-digest", vocabulary=100, max_tokens=8, limit="max_completion_length"
+)
+
+
+def replayer(pool: PoolClient, count: int = 2, origin: Origin = ORIGIN, **given: Any) -> Replayer:
+    """One whose options are split from the keys of ``[replay]``."""
+    options = {name: given.pop(name) for name in ("seed", "steps", "away", "restart", "success") if name in given}
+    return Replayer(pool, origin, replay_rule(count, **given), **options)
+
+
+def row(*tokens: int, prompt: str = A, reward: float | None = 1.0, finished: bool = True) -> Row:
+    return Row(prompt, np.array(tokens, np.int32), reward, finished)
+
+
+def born(replay: Replayer, step: int, rows: Iterable[Row]) -> None:
+    """One whole step of a trainer."""
+    replay.draw(step, [A, B])
+    replay.keep(step, rows)
+
+
+def tokens(replay: Replayer, step: int, prompt: str = A) -> list[tuple[int, ...]]:
+    """The replays of one prompt, ascending."""
+    return sorted(tuple(member.tokens.tolist()) for member in replay.draw(step, [prompt]).get(prompt, ()))
+
+
+def test_a_success_comes_back_in_later_steps_with_its_birth(pool_of: OpenPool) -> None:
+    replay = replayer(pool_of())
+    assert replay.draw(3, [A, B]) == {}
+    replay.keep(3, [row(1, 2), row(3, reward=0.0), row(4, prompt=B)])
+    assert replay.draw(3, [A, B]) == {}  # a step does not see what it stored itself
+    drawn = replay.draw(5, [B, A])
+    assert {
+        name: [(member.tokens.tolist(), member.birth) for member in members] for name, members in drawn.items()
+    } == {
+        A: [([1, 2], 3)],
+        B: [([4], 3)],
+    }
+    counts = replay.take_counts()
+    assert (counts.rows, counts.empty, counts.stored, counts.age) == (2, 4, 2, 2.0)
+    assert replay.take_counts().rows == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"reward": 1.0}, True),
+        ({"reward": 1.5}, True),
+        ({"reward": 0.999}, False),
+        ({"reward": None}, False),
+        ({"reward": math.nan}, False),
+        ({"finished": False}, False),
+    ],
+)
+def test_one_rule_says_what_a_success_is(pool_of: OpenPool, given: dict[str, Any], kept: bool) -> None:
+    replay = replayer(pool_of())
+    assert replay.is_success(row(1, **given)) is kept
+    assert not replay.is_success(replace(row(1), tokens=np.zeros(0, np.int32)))
+    assert replayer(pool_of(), success=0.5).is_success(row(1, reward=0.5))
+
+
+def test_processes_draw_alike_without_talking(pool_of: OpenPool) -> None:
+    first = replayer(pool_of(), seed=7)
+    other = replayer(pool_of(), seed=7, origin=replace(ORIGIN, main=False))
+    first.draw(0, [A])
+    other.draw(0, [B])
+    first.keep(0, [row(number) for number in range(1, 6)])
+    other.keep(0, [row(number, prompt=B) for number in range(1, 6)])
+    chosen = [tuple(tokens(first, step)) for step in range(1, 30)]
+    assert chosen == [tuple(tokens(other, step)) for step in range(1, 30)]
+    assert len(set(chosen)) == 10  # all pairs of five come in 29 draws with this seed
+    unlike = replayer(pool_of(), seed=8, origin=replace(ORIGIN, main=False))
+    assert [tuple(tokens(unlike, step)) for step in range(1, 30)] != chosen
+
+
+def test_a_resumed_run_finds_the_pool_of_its_step_again(pool_of: OpenPool) -> None:
+    with pool_of() as pool:
+        replay = replayer(pool)
+        for step in range(3):
+            born(replay, step, [row(step + 1), row(1, prompt=B)])
+        digest, drawn = pool.digest(), tokens(replay, 3)
+        born(replay, 3, [row(4)])
+        born(replay, 4, [row(2), row(5, prompt=B)])  # 2 was born in step 1
+    pool = pool_of()
+    assert tokens(replayer(pool), 3) == drawn
+    assert pool.digest() == digest
+    assert pool.stats().by_policy == {"run@0": 2, "run@1": 1, "run@2": 1}
+
+
+def test_an_earlier_start_is_not_taken_for_this_one(pool_of: OpenPool) -> None:
+    with pool_of() as pool:
+        born(replayer(pool), 0, [row(1), row(2, prompt=B)])
+    with (
+        pool_of() as pool,
+        pytest.raises(PoolError, match="2 responses of an earlier start of run run, and this one begins at step 0"),
+    ):
+        replayer(pool).draw(0, [A])
+    with pool_of() as pool:
+        assert replayer(pool, origin=replace(ORIGIN, run="another")).draw(0, [A]).keys() == {A}
+    with pool_of() as pool:
+        assert replayer(pool, restart=True).draw(0, [A]) == {}
+        assert pool.stats().trajectories == 0
+
+
+def test_an_incarnation_that_was_replaced_cannot_write(pool_of: OpenPool) -> None:
+    pool = pool_of()
+    old = replayer(pool)
+    born(old, 0, [row(1)])
+    assert pool._lease is not None
+    pool._lease.close()  # as it ends after 30 s without a sign of life
+    new = replayer(pool_of())
+    new.draw(1, [A])
+    with pytest.raises(PoolError, match="epoch"):
+        old.keep(1, [row(2)])
+    assert tokens(new, 2) == [(1,)]
+
+
+def test_age_and_number_of_own_responses_are_bounded_and_others_are_not(pool_of: OpenPool) -> None:
+    with pool_of() as pool:
+        born(replayer(pool, origin=replace(ORIGIN, run="teacher")), 0, [row(90), row(91)])
+    replay = replayer(pool_of(), 9, per_question=2, max_age=3)
+    for step in range(4):
+        born(replay, step, [row(step + 1)])
+    assert tokens(replay, 4) == [(3,), (4,), (90,), (91,)]  # of the four the newest two
+    assert tokens(replay, 6) == [(4,), (90,), (91,)]  # 3 was born in step 2, four steps ago
+    live = replayer(pool_of(), 9, source="live", origin=replace(ORIGIN, main=False))
+    assert tokens(live, 4) == [(1,), (2,), (3,), (4,)]
+    assert tokens(replayer(pool_of(), 9, minimum=5, origin=replace(ORIGIN, main=False)), 4) == [
+        *((number,) for number in range(1, 5)),
+        (90,),
+        (91,),
+    ]
+    assert tokens(replayer(pool_of(), 9, minimum=7, origin=replace(ORIGIN, main=False)), 4) == []
+
+
+def test_selections_of_rlep_choose_here_too(pool_of: OpenPool) -> None:
+    pool = pool_of()
+    replay = replayer(pool)
+    born(replay, 0, [row(1, 2, 3), row(4)])
+    born(replay, 1, [row(5, 6)])
+    others = replace(ORIGIN, main=False)
+    assert tokens(replayer(pool, 1, selection="newest", origin=others), 2) == [(5, 6)]
+    assert tokens(replayer(pool, 2, selection="shortest", origin=others), 2) == [(4,), (5, 6)]
+    aged = replayer(pool, 1, source="live", age_decay=0.01, origin=others)
+    assert [tokens(aged, step) for step in range(2, 12)] == [[(5, 6)]] * 10  # e^-100 to one
+
+
+def test_a_method_file_chooses(pool_of: OpenPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "longest_method.py").write_text(
+        "from rlep.methods.live import Live\n\n\n"
+        "class Longest(Live):\n"
+        "    def with_replays(self, step, prompt_ids):\n"
+        "        return prompt_ids[:1]\n\n"
+        "    def choose(self, step, prompt_id, stored, count):\n"
+        "        return sorted(stored, key=lambda member: -len(member.tokens))[:count]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    replay = replayer(pool_of(), 1, method="python:longest_method:Longest")
+    replay.draw(0, [A])
+    replay.keep(0, [row(1), row(1, 2), row(3, prompt=B)])
+    assert {
+        name: [member.tokens.tolist() for member in members] for name, members in replay.draw(1, [A, B]).items()
+    } == {A: [[1, 2]]}
+
+
+def test_an_offline_pool_is_drawn_from_as_rlep_draws_and_not_written(pool_of: OpenPool) -> None:
+    with pool_of() as pool:
+        born(replayer(pool, origin=replace(ORIGIN, run="collected")), 0, [row(number) for number in range(1, 8)])
+        pool.seal()
+    pool = pool_of()
+    with pytest.raises(PoolError, match='is sealed, and nothing can be added: source="offline"'):
+        replayer(pool).draw(0, [A])
+    replay = replayer(pool_of(), method="rlep", seed=3)
+    drawn = replay.draw(9, [A, B])
+    stored = pool.sample([A], 2, seed=3, step=9).trajectories()[A]
+    assert [member.content_id for member in drawn[A]] == [member.content_id for member in stored]
+    replay.keep(9, [row(50)])
+    assert (pool.stats().trajectories, replay.take_counts().stored) == (7, 0)
+
+
+def test_a_schedule_ends_with_the_run(pool_of: OpenPool) -> None:
+    replay = replayer(pool_of(), 4, schedule="linear", start_step=2, steps=8)
+    assert [replay.count_at(step) for step in range(9)] == [0, 0, 3, 3, 2, 2, 1, 1, 0]  # 4 − k/2, half up
+
+
+def test_a_pool_of_another_tokenizer_or_template_is_refused_with_both_digests(pool_of: OpenPool) -> None:
+    with pool_of() as pool:
+        born(replayer(pool), 0, [row(1)])
+    with pytest.raises(PoolError, match=r"tokenizer tokenizer-digest; this run's is other-digest"):
+        replayer(pool_of(), origin=replace(ORIGIN, tokenizer_digest="other-digest")).draw(0, [A])
+    with pytest.raises(PoolError, match=r"chat template template-digest; this run's is other-template"):
+        replayer(pool_of(), origin=replace(ORIGIN, template_digest="other-template", main=False)).draw(0, [B])
+
+
+def test_responses_that_the_model_cannot_take_are_refused(pool_of: OpenPool) -> None:
+    with pool_of() as pool:
+        born(replayer(pool), 0, [row(1, 2, 3, 99)])
+    others = replace(ORIGIN, main=False)
+    with pytest.raises(MixingError, match=r"has 4 tokens, and max_completion_length is 3"):
+        replayer(pool_of(), origin=replace(others, max_tokens=3)).draw(1, [A])
+    with pytest.raises(MixingError, match=r"token id 99 ≥ vocabulary 64"):
+        replayer(pool_of(), origin=replace(others, vocabulary=64)).draw(1, [A])
+
+
+def test_training_goes_on_without_a_server_and_says_so_once_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reserved_address() as address, PoolClient(address, pool="late", deadline=0.3) as pool:
+        replay = replayer(pool)
+        with caplog.at_level(logging.WARNING, replayer_module.__name__):
+            for step in range(5):
+                born(replay, step, [row(1), row(2)])
+        counts = replay.take_counts()
+        assert (counts.away, counts.lost, counts.stored) == (5, 10, 0)
+        (line,) = caplog.messages
+        assert "training goes on without replays, the pool is asked again in 60 s" in line
+        assert f"pool server {address}: not done within 0.3 s" in line
+        with pytest.raises(DeadlineExceeded, match="nobody listens there"):
+            replayer(pool, away="stop").draw(0, [A])
+    monkeypatch.setattr(replayer_module, "PAUSE_S", 0.0)
+    with reserved_address() as address, PoolClient(address, pool="late", deadline=3) as pool:
+        replay = replayer(pool)
+        born(replay, 0, [row(1)])
+        with pool_process(tmp_path, address):
+            replay.keep(1, [row(2)])  # still unknown whether the pool is this run's
+            born(replay, 2, [row(3)])
+            assert (tokens(replay, 3), replay.take_counts().lost) == ([(3,)], 2)
+
+
+def test_replays_can_be_decided_on_when_rewards_are_known(pool_of: OpenPool) -> None:
+    rescue = replayer(pool_of(), 1, method="rescue")
+    assert rescue.decides_late
+    assert rescue.accepts([row(1, reward=0.0), row(2, reward=0.0)])
+    assert not rescue.accepts([row(1, reward=0.0), row(2)])
+    below = replayer(pool_of(), only_below=0.5)
+    assert [below.accepts([row(1, reward=0.0), other]) for other in (row(2), row(2, reward=0.0))] == [False, True]
+    assert not replayer(pool_of()).decides_late
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"count": 0}, "replay.count = 0: nothing would be replayed"),
+        ({"count": -1}, "replay.count = -1: must be at least 0"),
+        ({"weight": 2.0}, "replay.weight: groups and their loss are the trainer's own"),
+        ({"old_logprobs": "behaviour"}, "replay.old_logprobs: groups and their loss"),
+        ({"method": "luffy"}, 'old_logprobs = "unit", shaping = 0.1 is no part of the trainer\'s loss'),
+        ({"method": "nobody"}, "choose rlep, live, rescue"),
+        ({"selection": "most-probable"}, "scores all stored responses under the current policy"),
+        ({"selection": "recent"}, '"recent" goes by the clock'),
+        ({"age_decay": 2.0}, 'replay.age_decay = 2 needs replay.source = "live", not "both"'),
+        ({"max_age": "old"}, "replay.max_age = 'old': must be a whole number"),
+        ({"options": {"ratio": 1}}, "replay.options.ratio: Live has no options"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_a_choice_that_cannot_be_followed_is_refused(pool_of: OpenPool, given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        replayer(pool_of(), **given)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "run", "sentence"), [("", "run", "names no pool"), ("a", "", "a run needs a name")])
+def test_pool_and_run_have_names(pool_of: OpenPool, name: str, run: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        replayer(pool_of(name), origin=replace(ORIGIN, run=run))

@@ -1,0 +1,204 @@
+"""``TrlReplay`` in TRL's own ``GRPOTrainer``, on CPU, beside a pool server in a process of its own."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlep.core.types import prompt_id_of
+from rlep.integrations.trl import TrlReplay
+from tests.services.integrations.conftest import OpenPool
+from tests.services.integrations.trl_scene import (
+    Trained,
+    correct,
+    fill,
+    origin,
+    questions,
+    solutions,
+    trained,
+    trainer_of,
+)
+
+GROUP = 4
+
+
+@pytest.fixture(autouse=True)
+def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")  # the warning would be an error here
+
+
+def same(one: Trained, other: Trained, *columns: str) -> bool:
+    """Tell whether numbers of the log and weights are equal to the bit."""
+    ours, theirs = one.weights, other.weights
+    return all(one.column(name) == other.column(name) for name in columns) and all(
+        torch.equal(value, theirs[name]) for name, value in ours.items()
+    )
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["chat", "text"])
+def test_with_nothing_to_replay_a_training_is_trls_to_the_bit(
+    pool_of: OpenPool, tmp_path: Path, *, plain: bool
+) -> None:
+    given: dict[str, Any] = {"prompts": 8, "plain": plain, "eval_dataset": questions(2, plain=plain)}
+    given |= {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+    alone = trained(tmp_path / "alone", **given)
+    beside = trained(tmp_path / "beside", TrlReplay(pool_of(), count=2), **given)  # each question comes once
+    assert len(set(alone.column("loss"))) > 1
+    assert same(alone, beside, "loss", "grad_norm", "reward", "entropy")
+    evaluated = [
+        [line["eval_reward"] for line in done.trainer.state.log_history if "eval_reward" in line]
+        for done in (alone, beside)
+    ]
+    assert evaluated[0] == evaluated[1]
+    assert len(evaluated[0]) == 2
+    assert beside.column("replay/rows") == [0.0] * 4
+    assert beside.column("replay/empty") == [2.0] * 4
+    rewarded = sum(beside.column("reward")) * 8
+    assert sum(beside.column("replay/stored")) + sum(beside.column("replay/duplicates")) == rewarded > 0
+    assert not any("replay/rows" in line for line in alone.log)
+
+
+def test_replays_take_the_last_places_and_the_policy_fills_up(pool_of: OpenPool, tmp_path: Path) -> None:
+    pool = pool_of()
+    done = trained(tmp_path, TrlReplay(pool, count=2), max_steps=8)
+    births: dict[str, list[int]] = {}
+    for member in pool.export():
+        births.setdefault(member.prompt_id, []).append(member.provenance.policy_version)
+    for step, prompts in done.prompts.items():
+        expected = set()
+        for start in (0, GROUP):
+            stored = sum(birth < step for birth in births.get(prompt_id_of(prompts[start], ""), ()))
+            expected |= {start + GROUP - place for place in range(1, min(stored, 2) + 1)}
+        assert {row for row, _ in done.drawn[step]} == expected
+        assert all(birth < step for birth in done.births[step])
+    counted = [float(len(rows)) for rows in done.drawn.values()]
+    assert done.column("replay/rows") == counted
+    assert {1.0, 2.0, 3.0} & set(counted)  # some group was filled up
+    assert sum(done.column("replay/stored")) == pool.stats().trajectories
+    assert done.column("replay/empty") == [
+        sum(not any(birth < step for birth in births.get(prompt_id_of(asked, ""), ())) for asked in {*prompts})
+        for step, prompts in done.prompts.items()
+    ]
+
+
+def test_replays_are_rewarded_and_weighed_as_every_response_of_their_group(pool_of: OpenPool, tmp_path: Path) -> None:
+    with pool_of() as pool:
+        fill(pool, solutions(3))
+    done = trained(tmp_path, TrlReplay(pool_of(), source="offline", count=2), max_steps=1, steps_per_generation=1)
+    (line,) = done.log
+    assert len(done.drawn[0]) == 4
+    batch = done.trainer._buffered_inputs[0]
+    tokens = [member for stored in solutions(3).values() for member in stored]
+    replayed = [
+        ids[mask.bool()].tolist() in tokens
+        for ids, mask in zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+    ]
+    assert sum(replayed) == 4
+    # Two of four are replays with reward 1. With s fresh successes the mean is (2 + s)/4; all four right: no advantage.
+    rewards = np.array(done.trainer._logs["rewards"]["correct"]).reshape(2, GROUP)
+    assert rewards[:, 2:].tolist() == [[1.0, 1.0]] * 2
+    advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+    assert sorted(batch["advantages"].tolist()) == pytest.approx(sorted(advantages.ravel().tolist()), abs=1e-5)
+    assert line["reward"] == pytest.approx(rewards.mean())
+
+
+def test_old_logprobs_of_replays_are_those_of_the_steps_first_policy(pool_of: OpenPool, tmp_path: Path) -> None:
+    """Two updates a rollout: without vLLM, TRL recomputes old log-probs of all rows, and none is corrected for a sampler."""
+    with pool_of() as pool:
+        fill(pool, solutions(3))
+    replay = TrlReplay(pool_of(), source="offline", count=2)
+    trainer = trainer_of(
+        tmp_path,
+        rewards=[replay.reward(correct)],
+        rollout_func=replay.rollout,
+        max_steps=1,
+        per_device_train_batch_size=4,
+        steps_per_generation=2,
+        learning_rate=0.0,
+    )
+    trainer.train()
+    for batch in trainer._buffered_inputs:
+        assert "importance_sampling_ratio" not in batch
+        assert "sampling_per_token_logps" not in batch
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            logits = type(trainer.model).forward(
+                trainer.model, input_ids=ids, attention_mask=mask, position_ids=positions
+            )
+        width = batch["completion_ids"].shape[1]
+        scores = (
+            logits.logits[:, -width - 1 : -1].log_softmax(-1).gather(-1, batch["completion_ids"][..., None])[..., 0]
+        )
+        kept = batch["completion_mask"].bool()
+        assert torch.allclose(batch["old_per_token_logps"][kept], scores[kept], atol=1e-4)
+
+
+def test_a_resumed_training_draws_and_loses_the_same(pool_of: OpenPool, tmp_path: Path) -> None:
+    # One epoch: after a second one began, TRL's sampler gives a resumed training other prompts.
+    given: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "times": 3}
+    with pool_of() as pool:
+        whole = trained(tmp_path / "run", TrlReplay(pool), **given)
+        digest = pool.digest()
+    pool = pool_of()
+    again = trained(tmp_path / "run", TrlReplay(pool), resume=tmp_path / "run" / "checkpoint-3", **given)
+    assert {step: whole.drawn[step] for step in (3, 4, 5)} == again.drawn
+    assert any(whole.drawn[step] for step in (3, 4, 5))
+    assert same(
+        whole, again, "loss", "grad_norm", "reward"
+    )  # the log of the first three steps comes from the checkpoint
+    assert pool.digest() == digest
+
+
+def test_a_pool_that_rlep_collected_is_found_by_the_reference(pool_of: OpenPool, tmp_path: Path) -> None:
+    with pool_of() as pool:
+        fill(pool, solutions(2, reference=True), origin("phase-1", template_digest=""))
+    replay = TrlReplay(pool_of(), count=1, method="rlep", reference="answer")
+    done = trained(tmp_path / "a", replay, max_steps=1)
+    assert [row for row, _ in done.drawn[0]] == [3, 7]
+    by_question = trained(tmp_path / "b", TrlReplay(pool_of(), count=1, method="rlep"), max_steps=1)
+    assert by_question.drawn[0] == []
+
+
+async def later(completions: list[Any], answer: list[str], **_: object) -> list[float]:
+    return correct(completions, answer)
+
+
+class Judge:
+    """A reward function that is an object."""
+
+    def __call__(self, completions: list[Any], answer: list[str], **_: object) -> list[float | None]:
+        return [
+            None if not found else reward
+            for found, reward in zip(completions, correct(completions, answer), strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(later, "later"), (Judge(), "Judge"), (functools.partial(correct, unused=1), "correct")],
+    ids=["async", "object", "partial"],
+)
+def test_reward_functions_of_every_kind_are_wrapped(
+    pool_of: OpenPool, tmp_path: Path, function: Any, name: str
+) -> None:
+    done = trained(tmp_path, TrlReplay(pool_of()), rewards=function, max_steps=3)
+    right = [8 * reward - rows for reward, rows in zip(done.column("reward"), done.column("replay/rows"), strict=True)]
+    kept = [sum(pair) for pair in zip(done.column("replay/stored"), done.column("replay/duplicates"), strict=True)]
+    assert kept == right  # every replay is right
+    assert done.column(f"rewards/{name}/mean") == done.column("reward")
+
+
+def test_what_counts_as_a_success_is_the_callers(pool_of: OpenPool, tmp_path: Path) -> None:
+    def graded(completions: list[Any], answer: list[str], **_: object) -> list[float]:
+        return [0.5 * value for value in correct(completions, answer)]
+
+    none, half = TrlReplay(pool_of("none")), TrlReplay(pool_of("half"))
+    assert sum(trained(tmp_path / "none", none, rewards=graded).column("replay/stored")) == 0
+    assert sum(trained(tmp_path / "half", half, rewards=graded, success=0.5).column("replay/stored")) > 0

@@ -1,0 +1,221 @@
+"""``TrlReplay`` where something is wrong: a server that is away, a pool of another model, settings that cannot work."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlep import PoolClient
+from rlep.config.schema import ModelConfig
+from rlep.core.errors import ConfigError, DeadlineExceeded, MixingError, PoolError, RlepError
+from rlep.engines.tokenizer import Tokenizer
+from rlep.integrations import replayer
+from rlep.integrations.trl import TrlReplay
+from tests.services.integrations.conftest import OpenPool
+from tests.services.integrations.pool_process import pool_process
+from tests.services.integrations.trl_scene import (
+    correct,
+    fill,
+    origin,
+    questions,
+    solutions,
+    tokenizer,
+    trained,
+    trainer_of,
+)
+
+
+@pytest.fixture(autouse=True)
+def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+def test_training_goes_on_when_the_server_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pool_process(tmp_path / "pools") as address, PoolClient(address, pool="one") as pool:
+        fill(pool, solutions(3))
+    with PoolClient(address, pool="one", deadline=0.5) as pool:
+        with caplog.at_level(logging.WARNING, replayer.__name__):
+            done = trained(tmp_path / "run", TrlReplay(pool), max_steps=3)
+        assert done.column("replay/rows") == [0.0] * 3
+        assert done.column("replay/stored") == [0.0] * 3
+        assert sum(done.column("replay/lost")) == 8 * sum(done.column("reward")) > 0
+        assert done.column("replay/away") == [1.0] * 3
+        assert [line for line in caplog.messages if "training goes on without replays" in line] == [
+            line for line in caplog.messages if address in line
+        ]
+        assert len(caplog.messages) == 1
+        with pytest.raises(DeadlineExceeded, match=r"not done within 0\.5 s"):
+            trained(tmp_path / "stopped", TrlReplay(pool, away="stop"), max_steps=1)
+
+
+def test_a_server_that_comes_back_is_drawn_from_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayer, "PAUSE_S", 0.0)
+    directory = tmp_path / "pools"
+    with pool_process(directory) as address, PoolClient(address, pool="one") as pool:
+        fill(pool, solutions(3))
+    with PoolClient(address, pool="one", deadline=5) as pool:
+        replay = TrlReplay(pool, source="offline", count=1)
+
+        def judged(completions: list[Any], answer: list[str], **given: Any) -> list[float]:
+            if given["trainer_state"].global_step == 1:  # back before the third rollout
+                servers.append(pool_process(directory, address))
+                servers[0].__enter__()
+            return correct(completions, answer)
+
+        servers: list[Any] = []
+        try:
+            done = trained(tmp_path / "run", replay, rewards=judged, max_steps=3)
+        finally:
+            for server in servers:
+                server.__exit__(None, None, None)
+    assert done.column("replay/rows") == [0.0, 0.0, 2.0]
+    assert done.column("replay/away") == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("of_pool", "sentence"),
+    [
+        ({"tokenizer_digest": "0123"}, r"holds token ids of tokenizer 0123; this run's is [0-9a-f]{32}"),
+        ({"template_digest": "0123"}, r"prompts of chat template 0123; this run's is [0-9a-f]{32}"),
+    ],
+    ids=["tokenizer", "template"],
+)
+def test_a_pool_of_another_tokenizer_or_template_is_refused_at_the_first_step(
+    pool_of: OpenPool, tmp_path: Path, of_pool: dict[str, Any], sentence: str
+) -> None:
+    with pool_of() as pool:
+        fill(pool, solutions(1), replace(origin("teacher"), **of_pool))
+    with pytest.raises(PoolError, match=sentence):
+        trained(tmp_path, TrlReplay(pool_of()), max_steps=1)
+
+
+def test_arguments_that_the_template_reads_are_part_of_it(pool_of: OpenPool, tmp_path: Path) -> None:
+    def first_step(**variables: object) -> None:
+        with pool_of() as pool:
+            replay = TrlReplay(pool, source="offline")
+            trainer = trainer_of(
+                tmp_path,
+                rewards=[replay.reward(correct)],
+                rollout_func=replay.rollout,
+                max_steps=1,
+                chat_template_kwargs=variables,
+            )
+            trainer.processing_class.chat_template = backend.chat_template
+            trainer.train()
+
+    backend = tokenizer()
+    backend.chat_template = "{% if brief %}{% endif %}" + backend.chat_template
+    digest = Tokenizer(backend, ModelConfig()).template_digest
+    with pool_of() as pool:
+        fill(pool, solutions(1), origin("teacher", template_digest=digest))
+    first_step(unread=True)
+    with pytest.raises(PoolError, match=f"chat template {digest}; this run's is"):
+        first_step(brief=True)
+
+
+def test_a_replay_that_is_too_long_or_beyond_the_vocabulary_is_refused(pool_of: OpenPool, tmp_path: Path) -> None:
+    with pool_of() as pool:
+        fill(pool, {name: [[*range(2, 22), 1]] for name in solutions(1)})
+    with pytest.raises(MixingError, match="has 21 tokens, and max_completion_length is 20"):
+        trained(tmp_path, TrlReplay(pool_of(), source="offline", minimum=1), max_steps=1, max_completion_length=20)
+    with pool_of("wide") as pool:
+        fill(pool, {name: [[42, 1]] for name in solutions(1)})
+    with pytest.raises(MixingError, match="token id 42 ≥ vocabulary 42"):
+        trained(tmp_path, TrlReplay(pool_of("wide"), source="offline", minimum=1), max_steps=1)
+
+
+Make = Callable[[TrlReplay], dict[str, Any]]
+
+
+def short(completions: list[Any], **_: object) -> list[float]:
+    return [1.0] * (len(completions) - 1)
+
+
+def uneven(replay: TrlReplay) -> Any:
+    """A rollout whose rows are not in the order of groups."""
+    return lambda prompts, trainer: replay.rollout([*prompts[1:], prompts[0]], trainer)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda r: {"num_generations": 2}, "num_generations = 2 with count = 2: a group needs a fresh response; set"),
+        (lambda r: {"rewards": [correct]}, "no replay.reward: give it reward_funcs=[replay.reward(f)]"),
+        (lambda r: {"rollout_func": None}, "replay.reward and not rollout_func=replay.rollout: give it both"),
+        (
+            lambda r: {"rewards": [r.reward(short)]},
+            "short returned 7 rewards for 8 completions of 8 prompts: one for each",
+        ),
+        (
+            lambda r: {"rollout_func": uneven(r)},
+            "of num_generations = 4 and two prompts: per_device_train_batch_size × steps",
+        ),
+        (lambda r: {"tools": True}, "tools or environment_factory with replay: stored responses are of one turn"),
+    ],
+    ids=["group", "no reward", "no rollout", "misaligned", "split groups", "tools"],
+)
+def test_a_trainer_that_cannot_replay_is_told_so(pool_of: OpenPool, tmp_path: Path, make: Make, sentence: str) -> None:
+    replay = TrlReplay(pool_of(), count=2)
+    given: dict[str, Any] = {"rollout_func": replay.rollout} | make(replay)
+    given.setdefault("rewards", None)
+    tools = given.pop("tools", None)
+    trainer = trainer_of(tmp_path, **given | {"rewards": given["rewards"] or [replay.reward(correct)], "max_steps": 1})
+    trainer.tools = tools or trainer.tools
+    with pytest.raises(ConfigError) as refused:
+        trainer.train()
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"method": "rescue"}, 'replay.method = "rescue", or replay.only_below: rewards would say who gets replays'),
+        ({"only_below": 0.5}, "or replay.only_below: rewards would say who gets replays"),
+        ({"stored_logprobs": True}, "stored_logprobs needs use_vllm and vllm_importance_sampling_correction"),
+        (
+            {"reference": "solution"},
+            "reference = 'solution': train_dataset has no such column; it has ['prompt', 'answer']",
+        ),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_options_that_trl_cannot_follow_are_refused(
+    pool_of: OpenPool, tmp_path: Path, given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RlepError) as refused:
+        trained(tmp_path, TrlReplay(pool_of(), **given), max_steps=1)
+    assert sentence in str(refused.value)
+
+
+def test_one_function_says_what_a_success_is(pool_of: OpenPool, tmp_path: Path) -> None:
+    replay = TrlReplay(pool_of())
+    replay.reward(correct)
+    with pytest.raises(ConfigError, match=r"replay.reward has correct already: one function"):
+        replay.reward(short)
+    model = trainer_of(tmp_path).model
+    for wrong in ("org/reward-model", model):
+        with pytest.raises(ConfigError, match="give it a function, which may call a reward model"):
+            TrlReplay(pool_of()).reward(wrong)  # type: ignore[arg-type]
+
+
+def test_a_question_with_two_references_is_refused(pool_of: OpenPool, tmp_path: Path) -> None:
+    replay = TrlReplay(pool_of(), reference="answer")
+    trainer = trainer_of(tmp_path, rewards=[replay.reward(correct)], rollout_func=replay.rollout, max_steps=1)
+    rows = [dict(row) for row in questions(4)]
+    trainer.train_dataset = questions(4).from_list([*rows, rows[0] | {"answer": "-1"}])
+    with pytest.raises(ConfigError, match=r"has both '\d+' and '-1'; a pool's prompts have one"):
+        trainer.train()
+
+
+def test_the_hook_is_grpos_alone() -> None:
+    """When ``RLOOTrainer`` gets ``rollout_func``, docs/how-to/replay-in-trl.md is to say so."""
+    import trl  # after the scene has hidden vLLM from it
+
+    assert "rollout_func" in inspect.signature(trl.GRPOTrainer).parameters
+    assert "rollout_func" not in inspect.signature(trl.RLOOTrainer).parameters
