@@ -38,6 +38,8 @@ from rlep.services.pool.values import UNCAPPED, PoolStats
 
 PAUSE_S = 60.0
 """After a call that a server did not answer: the time until the next one, and between two lines about it."""
+REWARD = "reward"
+"""Key of a stored response's metadata: what the trainer's reward function gave it."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Replays = dict[str, tuple[Trajectory, ...]]
@@ -363,6 +365,7 @@ class Replayer:
             ),
             created_at=time.time(),
             sample_id=f"{origin.run}/{step}",
+            metadata={} if row.reward is None else {REWARD: repr(float(row.reward))},
         )
 
     def _count(self, step: int, drawn: Replays, wanted: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from rlep import PoolClient
 from rlep.core.errors import ConfigError, DeadlineExceeded, MixingError, PoolError
 from rlep.core.types import prompt_id_of
 from rlep.integrations import replayer as replayer_module
-from rlep.integrations.replayer import Origin, Replayer, Row
+from rlep.integrations.replayer import REWARD, Origin, Replayer, Row
 from rlep.integrations.rule import replay_rule
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.pool_process import pool_process
@@ -289,3 +289,10 @@ def test_a_choice_that_cannot_be_followed_is_refused(pool_of: OpenPool, given: d
 def test_pool_and_run_have_names(pool_of: OpenPool, name: str, run: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         replayer(pool_of(name), origin=replace(ORIGIN, run=run))
+
+
+def test_a_stored_response_says_its_reward(pool_of: OpenPool) -> None:
+    replay = replayer(pool_of(), success=0.5)
+    born(replay, 0, [row(1, reward=0.75), row(2, reward=1.0)])
+    rewards = {member.tokens[0]: member.metadata[REWARD] for member in replay.draw(1, [A])[A]}
+    assert rewards == {1: "0.75", 2: "1.0"}
