@@ -169,12 +169,7 @@ class TrlReplay:
                 )
         names = [self._name(prompt) for prompt in prompts]
         step = int(trainer.state.global_step)
-        drawn = self._replayer.draw(step, names)
-        replays: list[Trajectory | None] = []
-        for row, name in enumerate(names):
-            found = drawn.get(name, ())
-            place = (start + row) % size - (size - len(found))
-            replays.append(found[place] if place >= 0 else None)
+        replays = self._replayer.fill(step, names, size, start)
         return _Batch(step, names, replays, frozenset(trainer.eos_token_ids), trainer.accelerator.num_processes)
 
     def _name(self, prompt: Any) -> str:
