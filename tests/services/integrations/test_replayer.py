@@ -296,7 +296,8 @@ def test_the_last_places_of_a_group_are_its_replays(pool_of: OpenPool) -> None:
     born(replay, 0, [row(1), row(2), row(3, prompt=B)])
 
     def filled(prompts: list[str], size: int, first: int = 0) -> list[list[int] | None]:
-        return [member and member.tokens.tolist() for member in replay.fill(1, prompts, size, first)]
+        rows = replay.fill(1, prompts, size, first)
+        return [None if member is None else member.tokens.tolist() for member in rows]
 
     of_a = [member.tokens.tolist() for member in replay.draw(1, [A])[A]]
     assert filled([A] * 4 + [B] * 4, 4) == [None, None, *of_a, None, None, None, [3]]
