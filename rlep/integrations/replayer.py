@@ -201,8 +201,13 @@ class Replayer:
             ``[R]``: the replay of a row; None where the current policy generates, in every group once at least.
 
         Raises:
-            ConfigError: a group has no place for a fresh response, or rows of two prompts.
+            ConfigError: a group has no place for a fresh response, or rows of two prompts; the rule needs rewards.
         """
+        if self.decides_late:
+            raise ConfigError(
+                f'replay.method = "{self._rule.method}", or replay.only_below: rewards would say who gets replays, and there are '
+                "none yet when the places of a group are filled; choose another method, and leave only_below out"
+            )
         if size <= self._rule.count:
             raise ConfigError(
                 f"groups of {size} with count = {self._rule.count}: a group needs a fresh response; make it "

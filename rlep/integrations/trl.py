@@ -241,7 +241,7 @@ class TrlReplay:
             verifier=self._function,
             main=trainer.accelerator.is_main_process,
         )
-        replayer = Replayer(
+        return Replayer(
             self._pool,
             origin,
             self._rule,
@@ -251,12 +251,6 @@ class TrlReplay:
             away=self._away,
             restart=self._restart,
         )
-        if replayer.decides_late:
-            raise ConfigError(
-                f'replay.method = "{self._rule.method}", or replay.only_below: rewards would say who gets replays, and TRL has '
-                "them when all places of a group are filled; choose another method, and leave only_below out"
-            )
-        return replayer
 
     def _check(self, trainer: Any) -> None:
         """Refuse settings under which replays would be something else than they seem. Raises ``ConfigError``."""

@@ -306,3 +306,5 @@ def test_the_last_places_of_a_group_are_its_replays(pool_of: OpenPool) -> None:
         replay.fill(1, [A, A], 2)
     with pytest.raises(ConfigError, match="rows 1 and 2 are of one group of 4 and of two prompts"):
         replay.fill(1, [A, A, B, B], 4)
+    with pytest.raises(ConfigError, match=r"or replay\.only_below: rewards would say who gets replays"):
+        replayer(pool_of(), only_below=0.5).fill(0, [A] * 4, 4)
