@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlep.core.errors import ConfigError, DataError
-from rlep.study.study_plan import ArmSpec, PhasePlan, Study, phases_of
+from rlep.study.study_plan import ArmSpec, PhasePlan, Study, StudySpec, phases_of
 from rlep.study.study_report import Found, endpoint_of
 from rlep.study.study_results import ArmRun, read_arm
 from rlep.study.study_runner import Failed, PhaseRunner, Pipeline, Say, run_pipelines
@@ -62,7 +62,10 @@ def keep_plan(study: Study, base: Base) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(now, indent=1) + "\n")
         return
-    before = _flat(json.loads(path.read_text()))
+    stored = json.loads(path.read_text())
+    spec = StudySpec.model_fields
+    grown = {key: spec[key].default for key in ("tune_by", "evaluations")}  # which an earlier version did not write
+    before = _flat({**stored, "study": grown | stored["study"]})
     changed = [
         f"{key}: {json.dumps(before.get(key))} there, {json.dumps(value)} here"
         for key, value in (_flat(now) | dict.fromkeys(before.keys() - _flat(now).keys())).items()
