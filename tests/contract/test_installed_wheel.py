@@ -55,7 +55,7 @@ with PoolClient(address, token=token) as pool:
 
 def uv(*words: str | Path, given: str = "") -> str:
     """What a command of uv prints; it does not read pip's settings by itself, and gets no other Python."""
-    names = {"PIP_INDEX_URL": "UV_DEFAULT_INDEX", "PIP_CERT": "SSL_CERT_FILE"}
+    names = {"PIP_INDEX_URL": "UV_DEFAULT_INDEX", "PIP_CERT": "SSL_CERT_FILE", "PIP_FIND_LINKS": "UV_FIND_LINKS"}
     pips = {own: os.environ[name] for name, own in names.items() if name in os.environ and own not in os.environ}
     done = subprocess.run(
         [sys.executable, "-m", "uv", *words],

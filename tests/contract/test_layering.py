@@ -91,11 +91,20 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc_reflection": ("services/",),
     "huggingface_hub": ("hub/",),
     "accelerate": ("integrations/trl.py",),
+    "transfer_queue": ("integrations/verl.py",),
     "trl": (),
+    "verl": ("integrations/verl.py",),
     "vllm": ("engines/",),
     "triton": ("check/parts/triton_kernel.py",),
     "torch.distributed": ("engines/", "check/parts/learner_checks.py"),
-    "torch": ("engines/", "check/parts/", "algorithms/loss", "algorithms/packing.py", "quickstart/base_model.py"),
+    "torch": (
+        "engines/",
+        "check/parts/",
+        "algorithms/loss",
+        "algorithms/packing.py",
+        "integrations/verl.py",
+        "quickstart/base_model.py",
+    ),
     "transformers": ("engines/", "check/parts/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
 }
 """Third-party package -> where it may be imported, lazily or not."""
