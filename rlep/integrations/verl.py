@@ -25,7 +25,7 @@ import transfer_queue as tq
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict, unwrap_non_tensor_data
 
 from rlep.algorithms.loss_values import Scoring, incomparable
 from rlep.config.roles import PoolConfig
@@ -164,7 +164,9 @@ class VerlReplay:
         columns = {name: list(data[name]) if name in data else [None] * len(batch) for name in READ}
         found = []
         for place, key in enumerate(batch.keys):
-            prompt, truth, tokens, mask, scores, logprobs = (_plain(columns[name][place]) for name in READ)
+            prompt, truth, tokens, mask, scores, logprobs = (
+                unwrap_non_tensor_data(columns[name][place]) for name in READ
+            )
             uid, _, index = key.split("_")
             if index != "0" or not bool(mask.all()):
                 raise ConfigError(
@@ -346,10 +348,7 @@ def _replay_of(refill_fn: Any, sampler_kwargs: Any) -> VerlReplay:
             "RlepReplayBuffer is made by verl's V1 trainers (0.9.1), whose refill_fn is a method of theirs"
         )
     given = {str(name): _contained(value) for name, value in dict(sampler_kwargs or {}).items()}
-    try:
-        return VerlReplay(trainer, **given)
-    except TypeError as error:
-        raise ConfigError(f"{KWARGS}: {error}") from None
+    return VerlReplay(trainer, **given)
 
 
 def _contained(value: Any) -> Any:
@@ -365,11 +364,6 @@ def _client(given: Mapping[str, Any] | None) -> PoolClient:
         raise ConfigError(f"{KWARGS}.pool.url = {place.url}: give the address of a pool server, grpc://HOST:PORT")
     at = PoolPlace(place.url, Path(), place.name, place.token_file, place.ca_file)
     return connected(at, deadline=place.deadline_s)
-
-
-def _plain(value: Any) -> Any:
-    """What tensordict wraps, where it does."""
-    return value if isinstance(value, torch.Tensor) else getattr(value, "data", value)
 
 
 def _check(trainer: Any, stored: bool) -> None:
