@@ -47,7 +47,6 @@ def seen(python: Path, served: str, tmp_path_factory: pytest.TempPathFactory) ->
     own = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "RAY_"))}
     plugged = {
         "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "",
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "tests.services.integrations.verl_cpu",
         "VERL_ENGINE_DEVICE": "cuda",  # verl registers its FSDP engine for this one, and for no CPU

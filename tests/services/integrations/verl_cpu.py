@@ -7,8 +7,20 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
+
+_begin = torch.distributed.init_process_group
+
+
+def _begin_once_for_each_device(backend: str | None = None, **given: Any) -> None:
+    """As torch's, but for a device that verl names twice: its own and the CPU, which torch refuses."""
+    parts = dict.fromkeys((backend or "").split(","))
+    _begin(backend=",".join(parts) or None, **given)
+
+
+torch.distributed.init_process_group = _begin_once_for_each_device
 
 
 class _Device(ModuleType):

@@ -166,7 +166,9 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     many.sample(1)
     seen["many"] = many.sample(2, sessions=range(4, 8))
     many.close()
-    seen["again"] = told(lambda: made("many", success=0).sample(1))
+    again = made("many", success=0)
+    seen["again"] = told(lambda: again.sample(1))
+    again.close()
     seen["resumed"] = made("many", count=6, success=0).sample(2, sessions=range(4, 8))
 
     asynchronous = made(

@@ -69,6 +69,8 @@ def configured(home: Path, questions: int, *others: str) -> Any:
         "actor_rollout_ref.actor.optim.lr=0.001",
         "actor_rollout_ref.rollout.name=vllm",
         "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=1",
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
         "actor_rollout_ref.rollout.calculate_log_probs=False",
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True",
@@ -222,7 +224,7 @@ def mini_batches(rows: int, size: int) -> int:
 
 def main(home: Path, address: str, parts: Callable[[Path, str], Mapping[str, Any]]) -> None:
     """Run the scenes."""
-    environment = {**PLUGIN, **FSDP, "TRANSFER_QUEUE_ENABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**PLUGIN, **FSDP, "TRANSFER_QUEUE_ENABLE": "1"}
     ray.init(num_cpus=32, num_gpus=8, include_dashboard=False, runtime_env={"env_vars": environment})
     tq.init(configured(home, 4).transfer_queue)
     try:
