@@ -75,7 +75,10 @@ def test_with_an_empty_pool_a_training_is_verls_to_the_bit(seen: Seen) -> None:
         return [
             (
                 sorted(row["old_log_probs"] for row in step["rows"].values()),
-                {name: value for name, value in step["metrics"].items() if name.startswith("actor/")},
+                {
+                    name: step["metrics"][f"actor/{name}"]
+                    for name in ("pg_loss", "grad_norm", "entropy", "ppo_kl", "lr")
+                },
                 step["size"],
                 step["updates"],
             )
@@ -187,7 +190,10 @@ def test_a_run_that_goes_on_removes_what_came_later_and_draws_the_same(seen: See
 
 
 def test_the_asynchronous_buffer_draws_alike(seen: Seen) -> None:
-    assert seen["asynchronous batch"]["replays"] == seen["many"]["replays"]
+    def contents(name: str) -> list[Any]:
+        return [[row for _, *row in group] for group in seen[name]["replays"]]
+
+    assert contents("asynchronous batch") == contents("many")  # whose rows have higher numbers of sessions
 
 
 def test_a_server_that_is_away_leaves_verls_batch_and_validation_never_asks(seen: Seen) -> None:

@@ -31,7 +31,7 @@ class _Device(ModuleType):
             raise AttributeError(name)
         if name in ("is_available", "is_initialized"):
             return lambda: False
-        return lambda *_, **__: (0, 0) if name == "mem_get_info" else 0
+        return lambda *_, **__: {"mem_get_info": (0, 0), "get_device_name": "CPU"}.get(name, 0)
 
 
 @PlatformRegistry.register(platform="cpu")

@@ -22,6 +22,7 @@ import verl
 from hydra import compose, initialize_config_dir
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict, make_iterator
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from rlep.integrations import verl as adapter
 
@@ -30,6 +31,9 @@ PLUGIN = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "tests.services.i
 SAMPLER = "trainer.v1.sampler"
 FSDP = {"VERL_ENGINE_DEVICE": "cuda", "VERL_ENGINE_VENDOR": "nvidia"}
 """verl registers its FSDP engine for this device, and for no CPU."""
+
+
+RolloutReplicaRegistry.register("scripted", lambda: RolloutReplica)  # none is made
 
 
 def written(home: Path, questions: int) -> Path:
@@ -67,7 +71,7 @@ def configured(home: Path, questions: int, *others: str) -> Any:
         "actor_rollout_ref.actor.fsdp_config.dtype=float32",
         "actor_rollout_ref.actor.fsdp_config.model_dtype=float32",
         "actor_rollout_ref.actor.optim.lr=0.001",
-        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.name=scripted",
         "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.n_gpus_per_node=1",
@@ -213,6 +217,9 @@ def trained(home: Path, *others: str, questions: int = 16) -> list[dict[str, Any
     trainer = OnCpu(configured(home, questions, *others))
     trainer.init()
     trainer.fit(Scripted(trainer.tokenizer, 4))
+    for pool in trainer.resource_pool_manager.resource_pool_dict.values():
+        for group in pool.pgs:
+            ray.util.remove_placement_group(group)  # and its workers: the next trainer's has the same name
     return trainer.steps
 
 
