@@ -92,6 +92,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("replay/length_mean", "tokens", "Mean length of the replays, EOS included"),
     Metric("replay/live", "trajectories", "Replays among them that this run generated itself (replay.source)"),
     Metric("replay/age", "steps", "Mean age of those: steps since they were generated"),
+    Metric(
+        "prefix/groups",
+        "groups",
+        "Groups that go on from a stored success (replay.group = prefix); rollout/* has them too",
+    ),
+    Metric("prefix/tokens", "tokens", "Mean length of what they were given"),
+    Metric("prefix/accuracy", "share", "Correct ones among their responses"),
     Metric("live/inserted", "trajectories", "Live replay: new responses that the step added"),
     Metric("live/responses", "trajectories", "Live replay: responses that the next step may replay"),
     Metric("live/questions", "prompts", "Live replay: prompts with at least replay.minimum of them"),
