@@ -44,8 +44,9 @@ class ReplayConfig(Section):
     """Replay of successes from the experience pool."""
 
     method: str = option("rlep", requires=[_COUNT])
-    """Method of questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, ``prefix``, or your
-    own ``python:module:Class``. A method brings values for the keys below; the ones set in the same file or later win."""
+    """Method of questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, ``prefix``,
+    ``priority``, ``recall``, or your own ``python:module:Class``. A method brings values for the keys below; the ones set in the
+    same file or later win."""
     options: dict[str, float] = Field(default_factory=dict)
     """Numbers of the method, by its class's attributes, e.g. ``start_accuracy = 0.1`` for ``exgrpo``."""
     count: Count = 0

@@ -22,6 +22,8 @@ METHODS = {
     "exgrpo": "rlep.methods.exgrpo:ExGrpo",
     "luffy": "rlep.methods.luffy:Luffy",
     "prefix": "rlep.methods.prefix:Prefix",
+    "priority": "rlep.methods.priority:Priority",
+    "recall": "rlep.methods.recall:Recall",
 }
 """Name → ``module:Class``."""
 PYTHON = "python:"

@@ -102,6 +102,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("live/inserted", "trajectories", "Live replay: new responses that the step added"),
     Metric("live/responses", "trajectories", "Live replay: responses that the next step may replay"),
     Metric("live/questions", "prompts", "Live replay: prompts with at least replay.minimum of them"),
+    Metric("live/reviewed", "prompts", "Prompts of the step that came back for review (replay.method = recall)"),
     Metric("live/retired", "prompts", "Prompts that get no replays any more (replay.method = exgrpo)"),
     Metric("loss/policy", "loss", "Policy loss, mean over the updates of the step"),
     Metric("loss/part/<source>", "loss", "Part of the policy loss that the tokens of this source contribute"),
