@@ -66,6 +66,14 @@ class AdvantageConfig(Section):
     drop_constant: bool = False
     """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there
     either way, and are not computed. KL and entropy, where they are on, act on them all the same."""
+    count_constant: bool = option(
+        False,
+        requires=[
+            needs("advantage.drop_constant", because="groups that are in the loss are in its token count anyway")
+        ],
+    )
+    """Keep those groups in the token count (and ``aggregation``'s counts of sequences and prompts), though they are not computed:
+    the paper's weights without their compute. An update that has no other group is skipped."""
 
 
 class LossConfig(Section):
