@@ -21,6 +21,9 @@ METHODS = {
     "rescue": "rlep.methods.rescue:Rescue",
     "exgrpo": "rlep.methods.exgrpo:ExGrpo",
     "luffy": "rlep.methods.luffy:Luffy",
+    "prefix": "rlep.methods.prefix:Prefix",
+    "priority": "rlep.methods.priority:Priority",
+    "recall": "rlep.methods.recall:Recall",
 }
 """Name → ``module:Class``."""
 PYTHON = "python:"
@@ -35,6 +38,8 @@ class Visit:
     """Prompt and response tokens of its fresh responses."""
     successes: int
     responses: int
+    given: int = 0
+    """Tokens of a stored success that they went on from."""
 
 
 class ReplayMethod:
@@ -77,6 +82,10 @@ class ReplayMethod:
     def choose(self, step: int, prompt_id: str, stored: Sequence[Trajectory], count: int) -> Sequence[Trajectory]:
         """Return at most ``count`` of all ``stored`` responses of a prompt; overridden, it replaces ``replay.selection``."""
         return stored[:count]
+
+    def given(self, step: int, stored: Trajectory) -> int:
+        """Return the tokens of a drawn response that its group goes on from, with ``replay.group = "prefix"``; 0: none."""
+        return 0
 
     def accepts(self, fresh: Sequence[Trajectory]) -> bool:
         """Decide from the verified fresh responses of a prompt whether its replays join them."""
