@@ -49,9 +49,9 @@ class Subject:
     The first look at something that cannot be read raises its error; every later one raises ``CheckSkipped``.
     """
 
-    def __init__(self, config: Config, command: Command = "train") -> None:
-        """``command`` decides what is read and which roles there are."""
-        self.config = config
+    def __init__(self, config: Config, command: Command = "train", *, weights: bool = True) -> None:
+        """``command`` decides what is read and which roles there are; without ``weights`` a model of the hub is its texts."""
+        self.config, self._weights = config, weights
         self.command: Command = command
         self._values: dict[str, object] = {}
 
@@ -63,7 +63,7 @@ class Subject:
     @property
     def model(self) -> Path:
         """The model's directory on this machine."""
-        return self._once("model.path", lambda: model_directory(self.config.model))
+        return self._once("model.path", lambda: model_directory(self.config.model, weights=self._weights))
 
     @property
     def teacher(self) -> Path | None:
