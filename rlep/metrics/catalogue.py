@@ -121,7 +121,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("update/clip_fraction_dual/<source>", "share", "Tokens of this source stopped by the dual clip"),
     Metric("update/entropy/<source>", "nats/token", "Mean entropy of the policy on this source's trained tokens"),
     Metric("update/approx_kl/<source>", "nats/token", "Estimated divergence from the step's policy"),
-    Metric("update/reference_kl/<source>", "nats/token", "Estimated divergence from the base model or the teacher, mean over the tokens on which the KL acts"),
+    Metric(
+        "update/reference_kl/<source>",
+        "nats/token",
+        "Estimated divergence from the base model or the teacher, over the tokens on which the KL acts",
+    ),
     Metric("ratio/mean/<source>", "ratio", "Mean importance ratio of the tokens of this source"),
     Metric("ratio/max/<source>", "ratio", "Largest importance ratio of the tokens of this source"),
     Metric(

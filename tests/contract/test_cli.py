@@ -179,7 +179,9 @@ def test_sft_needs_replays(config: str, overrides: list[str]) -> None:
         "sft draws responses anew in every step: set update.epochs"
     )
     taught = [*overrides, "replay.count=2", "loss.kl_coef=1", "loss.teacher=big"]
-    assert mistake(arguments("sft", config, taught)).endswith('for nothing: set loss.teacher = "none" and loss.kl_coef = 0')
+    assert mistake(arguments("sft", config, taught)).endswith(
+        'for nothing: set loss.teacher = "none" and loss.kl_coef = 0'
+    )
     alone = [*overrides, "replay.count=2", "loss.kl_coef=1"]
     assert mistake(arguments("sft", config, alone)) == (
         "sft imitates stored responses alone, and would hold a reference for nothing: set loss.kl_coef = 0"

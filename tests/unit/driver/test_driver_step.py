@@ -290,7 +290,8 @@ def test_kl_and_entropy_of_a_step_are_means_over_the_tokens_on_which_they_act() 
     assert values["update/entropy/fresh"] == pytest.approx((10 * 2 + 30 * 1) / 40)
     assert values["update/approx_kl/fresh"] == 0.125
     alone = update_metrics([UpdateOutcome(0.25, 1.0, 0.5, "", second)])
-    assert (alone["update/reference_kl/fresh"], alone["loss/part/fresh"]) == (pytest.approx(0.4), 0.25)
+    assert alone["update/reference_kl/fresh"] == pytest.approx(0.4)
+    assert alone["loss/part/fresh"] == 0.25
     assert "update/approx_kl/fresh" not in alone
 
 
