@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlep.check.fit_checks import memory_here, missing_cpus
-from rlep.check.inputs import Subject, shape_of
+from rlep.check.inputs import Subject, shape_in
 from rlep.check.pool_place import pool_exists, pool_place
 from rlep.check.prompts_shown import wanted_of
 from rlep.config.schema import Config
@@ -31,7 +31,7 @@ def read_known(config: Config) -> Known:
     missing: list[str] = []
     subject = Subject(config, weights=False)
     there = _model_there(subject, missing)
-    shape = _shape(config, missing) if there else None
+    shape = _shape(subject, missing) if there else None
     train = _prompts(subject, config.data.train_paths, missing, (lambda: subject.train) if there else None)
     evaluation = _prompts(subject, config.data.evaluation, missing, (lambda: subject.evaluation) if there else None)
     return Known(
@@ -57,12 +57,13 @@ def _model_there(subject: Subject, missing: list[str]) -> bool:
     return not why
 
 
-def _shape(config: Config, missing: list[str]) -> ModelShape:
+def _shape(subject: Subject, missing: list[str]) -> ModelShape:
     try:
-        return shape_of(config)
-    except HubAway as error:  # not of the model, which is there
-        missing.append(f"loss.teacher = {config.loss.teacher}: {error}; planned without the teacher's memory")
-        return shape_of(config.with_values(loss={"teacher": None}))
+        teacher = subject.teacher
+    except HubAway as error:
+        taught, teacher = subject.config.loss.teacher, None
+        missing.append(f"loss.teacher = {taught}: {error}; planned without the teacher's memory")
+    return shape_in([subject.model, *([] if teacher is None else [teacher])])
 
 
 def _prompts(

@@ -282,6 +282,8 @@ def test_plan_refuses_a_directory_without_a_model_as_check_does(
     (tmp_path / "empty").mkdir()
     message = mistake(arguments("plan", config, [*overrides, f"model.path={tmp_path / 'empty'}"]))
     assert message == f"{tmp_path / 'empty'}: no config.json, so this is not a model directory"
+    message = mistake(arguments("plan", config, [*overrides, "loss.kl_coef=1", "loss.teacher=gone"]))
+    assert message == "loss.teacher = gone: no such directory, nor a name of the form ORG/NAME of the hub"
 
 
 def test_plan_of_another_file_than_a_collection_is_refused(config: str, overrides: list[str], tmp_path: Path) -> None:
