@@ -84,7 +84,10 @@ class Supervised:
         return self._handle
 
     async def handle(self) -> ActorHandle[Any]:
-        """Return the living actor, started if there is none. A new start that fails costs a restart, by a wrong setting all, and raises why."""
+        """Return the living actor, started if there is none. A new start that fails costs a restart, and raises why.
+
+        One that a setting forbids costs all of them: it would be forbidden the next time, too.
+        """
         async with self._starting:
             if self.closed or self.out_of_restarts:
                 raise ActorLost(f"{self.name} was removed" if self.closed else self.error)
