@@ -44,6 +44,30 @@ def leave_one_out_advantages(rewards: ArrayLike, groups: ArrayLike) -> Float64Ar
     return _centred(values, index, counts) * (counts / others)[index]
 
 
+def pass_at_k_advantages(correct: ArrayLike, groups: ArrayLike, *, k: int, scale: bool = True) -> Float64Array:
+    """Pass@k training (arXiv 2508.10751, eq. 14 and 15), ``[S]``: mean advantage over all k-subsets that hold a response.
+
+    A subset's reward is 1 if any of its responses is ``correct`` ``[S]``, else 0. Of N responses with N₋ wrong ones, the mean
+    over all subsets is R = 1 − C(N₋, k)/C(N, k) and the deviation σ = √(R(1 − R)); so A = (1 − R)/σ of a correct response, and
+    (1 − R − C(N₋ − 1, k − 1)/C(N − 1, k − 1))/σ of a wrong one. Exactly 0 where R is 0 or 1, as where N₋ < k or N < k.
+    ``scale=False`` leaves out the division. With k = 1 it is ``group_advantages`` of the population deviation.
+    """
+    values, index, counts = _grouped(np.asarray(correct, dtype=np.float64), groups)
+    wrong = np.bincount(index, weights=1 - values, minlength=len(counts)).astype(np.int64)
+    table = np.array([_pass_at_k(int(n), int(w), k, scale=scale) for n, w in zip(counts, wrong, strict=True)])
+    return np.asarray(table.reshape(-1, 2)[index, values.astype(np.int64)], dtype=np.float64)
+
+
+def _pass_at_k(count: int, wrong: int, k: int, *, scale: bool) -> tuple[float, float]:
+    """Return the advantages of a wrong and of a correct response of one group."""
+    if wrong < k or wrong == count:
+        return 0.0, 0.0
+    missed = math.comb(wrong, k) / math.comb(count, k)  # 1 − R
+    divisor = math.sqrt(missed * (1 - missed)) if scale else 1.0
+    others_missed = math.comb(wrong - 1, k - 1) / math.comb(count - 1, k - 1)
+    return (missed - others_missed) / divisor, missed / divisor
+
+
 def whitened(advantages: ArrayLike, tokens: ArrayLike) -> Float64Array:
     """(A − mean) / √(variance + 1e-8) over all tokens of a rollout, ``[S]`` (REINFORCE++, arXiv 2501.03262, as verl has it).
 

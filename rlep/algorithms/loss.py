@@ -159,7 +159,7 @@ def packed_policy_loss(
         policy = cispo_terms(ratio, logprobs, advantages, loss)
     if packed.importance is not None:
         policy = policy * packed.importance
-    policy = _replay_terms(packed, replay, policy, ratio)
+    policy = _replay_terms(packed, replay, policy, ratio, logprobs)
     if packed.high_entropy is not None:
         # After the terms and before the weights: tokens that are left out still count in the mean.
         policy = torch.where(packed.high_entropy, policy, 0.0)
@@ -226,15 +226,17 @@ def policy_loss(
     return loss.to(torch.promote_types(logprobs.dtype, torch.float32)), shares(sums.sums.cpu().numpy())
 
 
-def _replay_terms(packed: PackedTokens, replay: ReplayConfig, policy: Tensor, ratio: Tensor) -> Tensor:
-    """The policy terms ``[R]`` with those of replayed tokens shaped and weighed."""
-    if not replay.shaping and replay.weight == 1:
+def _replay_terms(
+    packed: PackedTokens, replay: ReplayConfig, policy: Tensor, ratio: Tensor, logprobs: Tensor
+) -> Tensor:
+    """The policy terms ``[R]`` with those of replayed tokens shaped and weighed, and their −β log π (``imitation``) beside."""
+    if not replay.shaping and replay.weight == 1 and not replay.imitation:
         return policy
     replayed = packed.mask & packed.replayed[packed.sequences]
     if replay.shaping:
         advantages = _constant(packed.advantages, packed.mask)
         policy = torch.where(replayed, shaped_terms(ratio, advantages, replay.shaping), policy)
-    return torch.where(replayed, replay.weight * policy, policy)
+    return torch.where(replayed, replay.weight * policy - replay.imitation * logprobs, policy)
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:

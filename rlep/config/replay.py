@@ -21,6 +21,11 @@ _WARM = (
     'set loss.temperature = "rollout": log-probs are those of temperature 1, so importance weights of another are wrong'
 )
 _AT_ONE = {"loss.temperature": (1,)}
+_NO_TERMS = (
+    "a prefix is context: no replayed token is in the loss, and a group without a stored success is like any other"
+)
+_TERMS = {"old_logprobs": "recompute", "weight": 1, "imitation": 0, "failed": 0, "require": False}
+"""Keys about replayed tokens at their defaults; ``shaping`` needs other ``old_logprobs``, ``correction`` is checked apart."""
 
 
 def plain_sampling(when: tuple[object, ...] = (), **conditions: tuple[object, ...]) -> Iterable[Rule]:
@@ -39,8 +44,9 @@ class ReplayConfig(Section):
     """Replay of successes from the experience pool."""
 
     method: str = option("rlep", requires=[_COUNT])
-    """Method of questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, or your own
-    ``python:module:Class``. A method brings values for the keys below; the ones set in the same file or later win."""
+    """Method of questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, ``prefix``,
+    ``priority``, ``recall``, ``mix``, or your own ``python:module:Class``. A method brings values for the keys below; those
+    set in the same file or later win."""
     options: dict[str, float] = Field(default_factory=dict)
     """Numbers of the method, by its class's attributes, e.g. ``start_accuracy = 0.1`` for ``exgrpo``."""
     count: Count = 0
@@ -50,18 +56,26 @@ class ReplayConfig(Section):
     source: Literal["offline", "live", "both"] = option("offline", requires=[_COUNT])
     """``offline``: the pool that ``rlep collect`` filled (paper). ``live``: this run's own earlier successes, in the pool
     ``<run.name>.live``. ``both``: either."""
-    group: Literal["add", "replace"] = option(
+    group: Literal["add", "replace", "prefix"] = option(
         "add",
-        requires=[_COUNT],
+        requires=[
+            _COUNT,
+            needs(
+                "replay.count", 1, when=("prefix",), because="all responses of a group go on from the same beginning"
+            ),
+            *(needs(f"replay.{key}", value, when=("prefix",), because=_NO_TERMS) for key, value in _TERMS.items()),
+        ],
         excludes=[
             clashes(
                 "replay.only_below", because="who gets replays would be known only after all G responses are generated"
             ),
             clashes("rollout.max_staleness", because="requests are sent before replays are drawn"),
             clashes("update.stream", because="requests are sent before replays are drawn"),
+            clashes("replay.correction", when=("prefix",), because=_NO_TERMS),
         ],
     )
-    """``add``: a group is G fresh responses and m ≤ M replays (paper). ``replace``: of G in all, m are replays."""
+    """``add``: a group is G fresh responses and m ≤ M replays (paper). ``replace``: of G in all, m are replays. ``prefix``: all G
+    go on from the beginning of one, which is context and not trained."""
     selection: Literal[
         "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
     ] = option(
@@ -130,6 +144,13 @@ class ReplayConfig(Section):
     """γ: replays are trained by −A·f(ratio), f(x) = x/(x+γ), without clip (LUFFY, ExGRPO: 0.1); 0 is off."""
     weight: float = option(1.0, requires=[_COUNT], ge=0)
     """λ: factor of the policy term of replayed tokens."""
+    imitation: float = option(
+        0.0,
+        requires=[_COUNT],
+        excludes=[clashes("replay.failed", because="it would imitate wrong responses as well")],
+        ge=0,
+    )
+    """β: each replayed token adds −β · log π to the loss, whatever its advantage (CHORD, MIX); with ``weight = 0`` that alone."""
     start_step: Count = option(0, requires=[_COUNT])
     """Steps before the first replay."""
     other_template: Literal["refuse", "render"] = option("refuse", requires=[_COUNT])

@@ -385,6 +385,12 @@ class Config(Section):
                 f"rollout.max_staleness = {rollout.max_staleness} needs loss.correction.weight: a mask alone does not bring "
                 'tokens of an older policy to that of the step; set it to "token"'
             )
+        advantage = self.advantage
+        if advantage.estimator == "pass@k" and advantage.k >= rollout.fresh:
+            raise ConfigError(
+                f'advantage.k = {advantage.k} with rollout.fresh = {rollout.fresh}: "pass@k" compares the {advantage.k}-subsets '
+                "of a group; set it below rollout.fresh"
+            )
         if reward.correct <= reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
         lone = rollout.fresh == 1 and self.replay.count == 0 and self.advantage.estimator != "batch"

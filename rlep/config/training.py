@@ -33,11 +33,17 @@ class RewardConfig(Section):
 class AdvantageConfig(Section):
     """One baseline over the mixed group (eq. 5)."""
 
-    estimator: Literal["group", "leave-one-out", "batch"] = option(
+    estimator: Literal["group", "leave-one-out", "batch", "pass@k"] = option(
         "group",
-        requires=[needs("advantage.scale", "batch", when=("batch",), because="the whole rollout is its only baseline")],
+        requires=[
+            needs("advantage.scale", "batch", when=("batch",), because="the whole rollout is its only baseline"),
+            needs("reward.overlong_buffer", 0, when=("pass@k",), because="it knows correct and wrong responses alone"),
+        ],
     )
-    """``group``: GRPO. ``leave-one-out``: RLOO. ``batch``: REINFORCE++, without a baseline of the group's own."""
+    """``group``: GRPO. ``leave-one-out``: RLOO. ``batch``: REINFORCE++, without a baseline of the group's own. ``pass@k``: by how
+    often one of ``k`` responses of the group is correct."""
+    k: Positive = option(4, requires=[needs("advantage.estimator", "pass@k", because="it is the k of pass@k")])
+    """Responses of which one has to be correct, for ``estimator = "pass@k"``."""
     ddof: Literal[0, 1] = 1
     """Degrees of freedom subtracted in the standard deviation."""
     eps: float = Field(1e-6, ge=0)

@@ -110,6 +110,8 @@ class Prompt:
     """The mark with which the prompt itself opens the response's thinking, e.g. ``<think>``: graded text begins with it."""
     columns: str = ""
     """Its row in the data, a JSON object, where the verifier is a function that may ask for it."""
+    given: int = 0
+    """The last so many of ``tokens`` are the beginning of a stored response, which its responses go on from."""
 
     @property
     def asked(self) -> Asked:
@@ -148,6 +150,8 @@ class Request:
     """The prompt's token ids, ``[prompt_length]``."""
     sample: int
     seed: int
+    given: int = 0
+    """``Prompt.given``: they count toward ``Sampling.max_tokens``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -228,13 +228,16 @@ def _texts(ids: NDArray[np.bytes_]) -> list[Any]:
 
 
 def successes(trained: Sequence[ScoredMiniBatch]) -> list[Trajectory]:
-    """The correct, finished fresh responses of a step, with the learner's log-probs at its start, float32."""
+    """The correct, finished fresh responses of a step, with the learner's log-probs at its start, float32.
+
+    Not those that go on from a prefix: the learner has not scored them whole.
+    """
     found = []
     for ready in trained:
         ends = np.cumsum(ready.batch.response_lengths)
-        members = [member for group in ready.groups for member in group.members]
-        for member, replayed, end in zip(members, ready.batch.replayed, ends, strict=True):
-            if not replayed and member.correct and member.finish_reason == "stop":
+        members = [(member, group.prompt.given) for group in ready.groups for member in group.members]
+        for (member, given), replayed, end in zip(members, ready.batch.replayed, ends, strict=True):
+            if not given and not replayed and member.correct and member.finish_reason == "stop":
                 logprobs = ready.current_logprobs[end - len(member.tokens) : end]
                 source = replace(member.provenance, logprobs_dtype="float32")
                 found.append(replace(member, logprobs=logprobs, provenance=source, token_versions=None))

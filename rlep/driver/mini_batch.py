@@ -7,10 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, whitened, zero_variance
+from rlep.algorithms.advantages import (
+    group_advantages,
+    leave_one_out_advantages,
+    pass_at_k_advantages,
+    whitened,
+    zero_variance,
+)
 from rlep.algorithms.loss_values import Scoring, old_logprobs, stored_logprobs
 from rlep.algorithms.packing import sequence_batch
-from rlep.algorithms.shaping import Shaping, rewards, status_rewards
+from rlep.algorithms.shaping import Rewards, Shaping, rewards, status_rewards
 from rlep.config.schema import Config
 from rlep.core.types import Float32Array, Float64Array, Group, Int64Array
 from rlep.driver.context import Run
@@ -28,7 +34,7 @@ def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
         if run.config.loss.kl_coef or run.config.loss.entropy_coef:  # which are not of the rewards
             regularised = graded.trained
         counted = graded.trained if rule.count_constant else None
-    advantages = advantages_of(run.config, graded.scores, numbers)
+    advantages = advantages_of(run.config, graded, numbers)
     batch = sequence_batch(groups, advantages, trained=trained, regularised=regularised, counted=counted)
     return MiniBatch(tuple(groups), graded, batch)
 
@@ -70,9 +76,11 @@ def shaping_of(config: Config) -> Shaping:
     )
 
 
-def advantages_of(config: Config, scores: Float64Array, groups: Int64Array) -> Float64Array:
+def advantages_of(config: Config, graded: Rewards, groups: Int64Array) -> Float64Array:
     """Compute advantages ``[S]`` by the configured estimator, before a whole rollout's scale."""
-    rule = config.advantage
+    rule, scores = config.advantage, graded.scores
+    if rule.estimator == "pass@k":
+        return pass_at_k_advantages(graded.accuracy, groups, k=rule.k, scale=rule.scale == "group")
     if rule.estimator == "batch":
         return scores
     if rule.estimator == "leave-one-out":

@@ -31,9 +31,15 @@ def choose_method(config: Config) -> ReplayMethod:
         raise ConfigError(f"{name} with rollout.max_staleness: later steps' prompts are not known yet")
     if config.replay.source == "offline" and issubclass(kind, ExGrpo):
         raise ConfigError(f'{name} draws questions by what this run has stored: set replay.source to "live" or "both"')
-    if config.replay.group == "replace" and kind.accepts is not ReplayMethod.accepts:
+    if (config.replay.group == "prefix") is (kind.given is ReplayMethod.given):
         raise ConfigError(
-            f'{name} with replay.group = "replace": who gets replays would be known only after all G responses are generated'
+            f'{name} with replay.group = "{config.replay.group}": "prefix" is for methods that say how much of a response is '
+            'given, such as replay.method = "prefix", and the only one for those'
+        )
+    if config.replay.group != "add" and kind.accepts is not ReplayMethod.accepts:
+        raise ConfigError(
+            f'{name} with replay.group = "{config.replay.group}": who gets replays would be known only after all G responses are '
+            "generated"
         )
     return kind(seed=config.run.seed, fresh=config.rollout.fresh, options=config.replay.options)
 

@@ -32,6 +32,7 @@ def requests_for(
             tokens=prompt.tokens,
             sample=sample,
             seed=seed_for(seed, *address, prompt.id, sample),
+            given=prompt.given,
         )
         for prompt in prompts
         for sample in range(samples)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlep.driver.idle import IdleSteps
 from rlep.driver.step import StepOutcome
+from rlep.methods.replay_method import Visit
 from rlep.metrics.catalogue import MetricValue
 from rlep.metrics.logs import plain
 
@@ -64,7 +65,7 @@ class RunState:
             score=None,
             used=dict(Counter(self.used) + Counter(replayed)),
             compute={name: count + self.compute.get(name, 0) for name, count in computed.items()},
-            solved=sorted({*self.solved, *(visit.prompt_id for visit in outcome.step.visits if visit.successes)}),
+            solved=sorted({*self.solved, *(visit.prompt_id for visit in _bare(outcome) if visit.successes)}),
         )
 
     def with_idle(self, idle: IdleSteps) -> RunState:
@@ -88,8 +89,13 @@ def run_metrics(before: RunState, state: RunState, outcome: StepOutcome) -> dict
     return {
         **{f"compute/{name}_tokens": count for name, count in state.compute.items()},
         "prompts/solved": len(state.solved),
-        "prompts/lost": sum(visit.prompt_id in known and not visit.successes for visit in outcome.step.visits),
+        "prompts/lost": sum(visit.prompt_id in known and not visit.successes for visit in _bare(outcome)),
     }
+
+
+def _bare(outcome: StepOutcome) -> list[Visit]:
+    """Return a step's visits of questions that were given no prefix: the others say little of what the policy solves."""
+    return [visit for visit in outcome.step.visits if not visit.given]
 
 
 def tokens_computed(outcome: StepOutcome) -> dict[str, int]:

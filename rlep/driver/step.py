@@ -46,8 +46,9 @@ class StepOutcome:
 
     @property
     def replays(self) -> Sequence[Trajectory]:
-        """The replays that it trained on."""
-        return [member for ready in self.mini_batches for group in ready.groups for member in group.replays]
+        """The replays that it trained on, whole or from a prefix of theirs."""
+        mixed = [member for ready in self.mini_batches for group in ready.groups for member in group.replays]
+        return [*mixed, *self.step.begun]
 
 
 async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | None = None) -> StepOutcome:
@@ -91,7 +92,8 @@ def mix_group(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: 
     config = step.run.config
     replaced = len(replays) if config.replay.group == "replace" else 0
     correct, tokens = sum(member.correct for member in fresh), sum(len(member.tokens) for member in fresh)
-    step.visits.append(Visit(prompt.id, tokens + len(fresh) * len(prompt.tokens), correct, len(fresh)))
+    computed = tokens + len(fresh) * len(prompt.tokens)
+    step.visits.append(Visit(prompt.id, computed, correct, len(fresh), prompt.given))
     own = {member.content_id for member in fresh}
     # A live replay may be a copy of a fresh response; stored ones of other runs are kept whatever they are.
     replays = [member for member in replays if member.birth < 0 or member.content_id not in own]

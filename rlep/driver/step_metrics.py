@@ -115,6 +115,8 @@ def _groups(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) 
 
 
 def _replays(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) -> dict[str, MetricValue]:
+    if outcome.step.run.config.replay.group == "prefix":
+        return _prefixes(groups)
     replays = [member for group in groups for member in group.replays]
     values: dict[str, MetricValue] = {"replay/trajectories": len(replays), "replay/tokens": stats.replay.tokens}
     if outcome.step.replays:
@@ -132,6 +134,16 @@ def _replays(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group])
         known = [member.logprobs for member in replays if member.logprobs is not None]
         if known:
             values["logprob/replay_behaviour"] = float(np.concatenate(known).mean(dtype=np.float64))
+    return values
+
+
+def _prefixes(groups: Sequence[Group]) -> dict[str, MetricValue]:
+    """Measure the groups that go on from a stored success."""
+    begun = [group for group in groups if group.prompt.given]
+    values: dict[str, MetricValue] = {"prefix/groups": len(begun)}
+    if begun:
+        values["prefix/tokens"] = float(np.mean([group.prompt.given for group in begun]))
+        values["prefix/accuracy"] = float(np.mean([member.correct for group in begun for member in group.fresh]))
     return values
 
 

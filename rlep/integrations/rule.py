@@ -38,7 +38,12 @@ def replay_rule(count: int, **keys: Any) -> ReplayConfig:
         keys.setdefault("source", "both")
     settings = settings_of(method)
     plain = settings_of("rlep")
-    terms = [assigned(key, settings[key]) for key in ("old_logprobs", "shaping") if settings[key] != plain[key]]
+    terms = [
+        assigned(key, settings[key])
+        for key in ("old_logprobs", "shaping", "weight", "imitation")
+        if settings[key] != plain[key]
+    ]
+    terms += [assigned("group", "prefix")] if settings["group"] == "prefix" else []
     if terms:
         raise ConfigError(f'replay.method = "{method}": {", ".join(terms)} is no part of the trainer\'s loss')
     chosen = {key: value for key, value in settings.items() if key in CHOICE} | keys | {"count": count}

@@ -106,7 +106,7 @@ async def _train(
             Trainers(trained, weights, rollouts(run, prompts), live or pool, failures, choose_method(config)),
             TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode),
             store,
-            sft_step if supervised else choose_step(config),
+            sft_step if supervised else choose_step(config, inputs.tokenizer.decode),
             live=live,
             before=[watch.begin_step] if supervised else [watch.begin_step, files.begin_step],
             after=[watch.end_step]

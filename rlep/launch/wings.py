@@ -7,21 +7,24 @@ from functools import partial
 from rlep.config.schema import Config
 from rlep.data.prompts import PromptSet, order_of
 from rlep.driver.context import Run
+from rlep.driver.evaluate import Decode
 from rlep.driver.ports import Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import GroupsOf, mix_groups, run_step
 from rlep.driver.train import MakeStep
 from rlep.driver.wings.prefetch import PrefetchedRollouts
+from rlep.driver.wings.prefixed import prefixed_groups
 from rlep.driver.wings.refill import refill
 from rlep.driver.wings.replacing import replace_groups
 from rlep.driver.wings.streamed import stream_step
 
 
-def choose_step(config: Config) -> MakeStep:
+def choose_step(config: Config, decode: Decode) -> MakeStep:
     """Return the step of phases 1 and 2: plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``)."""
     if config.update.stream:
         return stream_step
-    groups_of: GroupsOf = replace_groups if config.replay.group == "replace" else mix_groups
+    ways: dict[str, GroupsOf] = {"add": mix_groups, "replace": replace_groups, "prefix": prefixed_groups(decode)}
+    groups_of = ways[config.replay.group]
     return partial(run_step, groups_of=refill(groups_of) if config.rollout.dynamic_sampling else groups_of)
 
 

@@ -21,6 +21,10 @@ METHODS = {
     "rescue": "rlep.methods.rescue:Rescue",
     "exgrpo": "rlep.methods.exgrpo:ExGrpo",
     "luffy": "rlep.methods.luffy:Luffy",
+    "prefix": "rlep.methods.prefix:Prefix",
+    "priority": "rlep.methods.priority:Priority",
+    "recall": "rlep.methods.recall:Recall",
+    "mix": "rlep.methods.mix:Mix",
 }
 """Name → ``module:Class``."""
 PYTHON = "python:"
@@ -35,6 +39,8 @@ class Visit:
     """Prompt and response tokens of its fresh responses."""
     successes: int
     responses: int
+    given: int = 0
+    """Tokens of a stored success that they went on from."""
 
 
 class ReplayMethod:
@@ -47,7 +53,8 @@ class ReplayMethod:
     replays: ClassVar[Mapping[str, Any]] = {}
     """Keys of ``[replay]`` that choose replays, e.g. ``source``, ``count``, ``group``: defaults that configurations override."""
     terms: ClassVar[Mapping[str, Any]] = {}
-    """Keys of ``[replay]`` that weigh replayed tokens in the loss: ``old_logprobs``, ``correction``, ``shaping``, ``weight``."""
+    """Keys of ``[replay]`` that weigh replayed tokens in the loss: ``old_logprobs``, ``correction``, ``shaping``, ``weight``,
+    ``imitation``."""
 
     def __init__(self, *, seed: int = 0, fresh: int = 1, options: Mapping[str, float] | None = None) -> None:
         """``seed`` of the run; ``fresh``: G, responses to a prompt; ``options``: other values of the class's numbers.
@@ -77,6 +84,10 @@ class ReplayMethod:
     def choose(self, step: int, prompt_id: str, stored: Sequence[Trajectory], count: int) -> Sequence[Trajectory]:
         """Return at most ``count`` of all ``stored`` responses of a prompt; overridden, it replaces ``replay.selection``."""
         return stored[:count]
+
+    def given(self, step: int, stored: Trajectory) -> int:
+        """Return the tokens of a drawn response that its group goes on from, with ``replay.group = "prefix"``; 0: none."""
+        return 0
 
     def accepts(self, fresh: Sequence[Trajectory]) -> bool:
         """Decide from the verified fresh responses of a prompt whether its replays join them."""
@@ -118,5 +129,6 @@ def load_method(name: str) -> type[ReplayMethod]:
 def settings_of(name: str) -> dict[str, Any]:
     """Return the keys of ``[replay]`` that a method sets: the paper's, and its own over them."""
     paper = {"source": "offline", "group": "add", "selection": "uniform", "old_logprobs": "recompute", "shaping": 0.0}
+    paper |= {"weight": 1.0, "imitation": 0.0}
     method = load_method(name)
     return paper | dict(method.replays) | dict(method.terms)

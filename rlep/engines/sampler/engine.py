@@ -295,9 +295,10 @@ class Sampler:
     def _check_lengths(self, requests: Sequence[Request], sampling: Sampling) -> None:
         context = self._config.context
         for request in requests:
-            if len(request.tokens) + sampling.max_tokens > context:
+            prompt = len(request.tokens) - request.given
+            if prompt + sampling.max_tokens > context:
                 raise ModelError(
-                    f"request {request.id}: a prompt of {len(request.tokens)} tokens and {sampling.max_tokens} new "
+                    f"request {request.id}: a prompt of {prompt} tokens and {sampling.max_tokens} new "
                     f"ones do not fit into max_model_len {context}"
                 )
 

@@ -39,7 +39,7 @@ async def sample(engine: AsyncLLMEngine, request: Request, sampling: Sampling) -
         stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_tokens),
         skip_special_tokens=False,
-        max_tokens=sampling.max_tokens,
+        max_tokens=sampling.max_tokens - request.given,
         seed=request.seed,
         logprobs=0,
         flat_logprobs=True,

@@ -272,6 +272,21 @@ async def test_scores_are_those_of_a_plain_forward_pass(rig: Rig) -> None:
     assert await rig.sampler.score([]) == []
 
 
+async def test_responses_go_on_from_given_tokens_which_count_toward_the_limit(rig: Rig) -> None:
+    whole = await collect(rig.sampler, requests(32))
+    wanted = [
+        replace(request, tokens=np.concatenate([request.tokens, found.tokens[:10]]), given=10)
+        for request in requests(32)
+        if len((found := whole[request.id]).tokens) > 10
+    ]
+    more = await collect(rig.sampler, wanted)
+    assert worst_difference(rig.model, wanted, more) <= 1e-4
+    assert {len(completion.tokens) for completion in more.values() if completion.finish_reason == "length"} == {14}
+    prompt, _ = sequence(CONTEXT - 24 + 10, 0, 1)  # as long as a prompt may be, and ten tokens of a response
+    [full] = (await collect(rig.sampler, [Request("full", "p", prompt, 0, 7, given=10)])).values()
+    assert len(full.tokens) <= 14
+
+
 async def test_a_prompt_without_room_for_its_answer_is_refused(rig: Rig) -> None:
     with pytest.raises(ModelError, match="prompt of 4 tokens and 93 new ones do not fit into max_model_len 96"):
         await collect(rig.sampler, requests(1), Sampling(max_tokens=93))

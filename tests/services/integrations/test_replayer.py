@@ -270,6 +270,8 @@ def test_replays_can_be_decided_on_when_rewards_are_known(pool_of: OpenPool) -> 
         ({"weight": 2.0}, "replay.weight: groups and their loss are the trainer's own"),
         ({"old_logprobs": "behaviour"}, "replay.old_logprobs: groups and their loss"),
         ({"method": "luffy"}, 'old_logprobs = "unit", shaping = 0.1 is no part of the trainer\'s loss'),
+        ({"method": "mix"}, "weight = 0, imitation = 0.1 is no part of the trainer's loss"),
+        ({"method": "prefix"}, 'group = "prefix" is no part of the trainer\'s'),
         ({"method": "nobody"}, "choose rlep, live, rescue"),
         ({"selection": "most-probable"}, "scores all stored responses under the current policy"),
         ({"selection": "recent"}, '"recent" goes by the clock'),

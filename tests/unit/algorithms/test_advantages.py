@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, whitened, zero_variance
+from rlep.algorithms.advantages import (
+    group_advantages,
+    leave_one_out_advantages,
+    pass_at_k_advantages,
+    whitened,
+    zero_variance,
+)
 from rlep.core.errors import ConfigError
 from tests.golden.reference_update import advantages as reference
 from tests.unit.algorithms.algorithm_values import PROPERTY
@@ -59,6 +66,38 @@ def test_eps_is_added_to_the_deviation() -> None:
 def test_leave_one_out_by_hand() -> None:
     # 3 − (0 + 0)/2, 0 − (3 + 0)/2; a group of one has no others
     assert leave_one_out_advantages([3, 0, 0, 9], [1, 1, 1, 2]).tolist() == [3.0, -1.5, -1.5, 0.0]
+
+
+def test_pass_at_k_by_hand() -> None:
+    # N = 4, N₋ = 3, k = 2: R = 1 − 3/6 = 1/2, σ = 1/2; correct (1/2)/(1/2), wrong (1/2 − 2/3)/(1/2)
+    result = pass_at_k_advantages([False, True, False, False], [7] * 4, k=2)
+    assert result.tolist() == pytest.approx([-1 / 3, 1, -1 / 3, -1 / 3], abs=1e-15)
+    plain = pass_at_k_advantages([False, True, False, False], [7] * 4, k=2, scale=False)
+    assert plain.tolist() == pytest.approx([-1 / 6, 1 / 2, -1 / 6, -1 / 6], abs=1e-15)
+    # Every pair of a group with one wrong response has a correct one: nothing is left to learn.
+    assert pass_at_k_advantages([True, True, False], [1] * 3, k=2).tolist() == [0.0] * 3
+    assert pass_at_k_advantages([False] * 4 + [True] * 3, [0] * 4 + [1] * 3, k=2).tolist() == [0.0] * 7
+    assert pass_at_k_advantages([], [], k=2).tolist() == []
+
+
+@PROPERTY
+@given(st.lists(st.booleans(), min_size=2, max_size=8), st.integers(1, 8))
+def test_pass_at_k_is_the_mean_over_all_subsets(correct: list[bool], k: int) -> None:
+    subsets = list(combinations(range(len(correct)), k))
+    scores = [float(any(correct[i] for i in subset)) for subset in subsets]
+    if not scores or len(set(scores)) == 1:
+        assert not pass_at_k_advantages(correct, [2] * len(correct), k=k).any()
+        return
+    scaled = (np.array(scores) - np.mean(scores)) / np.std(scores)
+    expected = [
+        np.mean([value for subset, value in zip(subsets, scaled, strict=True) if i in subset])
+        for i in range(len(correct))
+    ]
+    result = pass_at_k_advantages(correct, [2] * len(correct), k=k)
+    assert result == pytest.approx(expected, abs=1e-9)
+    assert result.sum() == pytest.approx(0, abs=1e-9)
+    if k == 1:
+        assert result == pytest.approx(group_advantages(correct, [2] * len(correct), ddof=0, eps=0.0), abs=1e-9)
 
 
 def test_groups_without_signal_are_marked() -> None:

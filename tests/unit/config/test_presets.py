@@ -147,7 +147,7 @@ def test_no_config_lies_anywhere_else() -> None:
     assert {file.resolve() for file in inside} == known
 
 
-@pytest.mark.parametrize("name", ["live", "rescue", "luffy"])
+@pytest.mark.parametrize("name", ["live", "rescue", "luffy", "prefix", "priority", "recall", "mix"])
 def test_replay_presets_layer_onto_the_method(name: str) -> None:
     config = load_config(
         [CONFIGS / "paper" / "rlep.toml", CONFIGS / "replay" / f"{name}.toml", CONFIGS / "machines" / "8x80gb.toml"]
@@ -157,7 +157,7 @@ def test_replay_presets_layer_onto_the_method(name: str) -> None:
     assert config.rollout.prompts == 512
 
 
-@pytest.mark.parametrize("name", ["live", "exgrpo", "luffy", "rescue"])
+@pytest.mark.parametrize("name", ["live", "exgrpo", "luffy", "rescue", "prefix", "priority", "recall", "mix"])
 def test_count_0_is_the_control_of_every_replay_preset(name: str) -> None:
     files = [CONFIGS / "paper" / "rlep.toml", CONFIGS / "replay" / f"{name}.toml"]
     more = [] if name == "live" else ["replay.start_step=3", "replay.failed=2", "replay.schedule=linear"]
@@ -166,6 +166,11 @@ def test_count_0_is_the_control_of_every_replay_preset(name: str) -> None:
     assert parse_config(json.loads(dump_config(control))) == control
     with pytest.raises(ConfigError, match=r"replay\.source = 'liv': must be"):
         load_config(files, ["replay.count=0", "replay.source=liv"])
+
+
+def test_pass_at_k_is_a_control_without_replay() -> None:
+    config = load_config([CONFIGS / "paper" / "rlep.toml", CONFIGS / "replay" / "pass-at-k.toml"])
+    assert (config.replay.count, config.advantage.estimator, config.advantage.k) == (0, "pass@k", 4)
 
 
 def test_replay_presets_have_their_papers_numbers() -> None:

@@ -89,7 +89,7 @@ def test_an_override_without_key_or_value_is_refused(text: str) -> None:
         ("zzz=1", r"unknown key zzz; known: run, model, data, "),
         (
             "advantage.zzz=1",
-            r"unknown key advantage\.zzz; known: estimator, ddof, eps, scale, drop_constant, count_constant",
+            r"unknown key advantage\.zzz; known: estimator, k, ddof, eps, scale, drop_constant, count_constant",
         ),
     ],
 )
@@ -130,6 +130,15 @@ def test_a_wrong_value_is_named_with_its_bounds(text: str, message: str) -> None
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (
+            ["advantage.estimator=pass@k"],
+            r'"pass@k" needs reward\.overlong_buffer = 0, not 512: it knows correct and wrong',
+        ),
+        (["advantage.k=2"], r'advantage\.k = 2 needs advantage\.estimator = "pass@k"'),
+        (
+            ["advantage.estimator=pass@k", "reward.overlong_buffer=0", "advantage.k=16"],
+            r"advantage\.k = 16 with rollout\.fresh = 16: .* set it below rollout\.fresh",
+        ),
         (["replay.group=replace", "rollout.fresh=2"], r"replay\.count = 2 and rollout\.fresh = 2: a group needs"),
         (["replay.source=live", f"run.name={'x' * 60}"], r"at most 59 characters"),
         (["replay.start_step=400"], r"replay\.start_step = 400 leaves no step for replays: run\.steps = 400"),

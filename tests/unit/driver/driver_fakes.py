@@ -338,7 +338,8 @@ class Scene:
     ) -> Training:
         """A run with the wings that the config asks for; ``make`` instead of the config's step."""
         trained = replace(self.trainers, rollouts=rollouts(self.run, train))
-        data, make = data_of(train, held_out, pool_digest), make or choose_step(self.config)
+        data = data_of(train, held_out, pool_digest)
+        make = make or choose_step(self.config, data.decode)
         return Training(self.run, trained, data, store, make, **hooks)
 
     async def train(

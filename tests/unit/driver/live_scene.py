@@ -134,7 +134,8 @@ async def trained(directory: Path, config: Config, stored: Stored, kill_at: int 
     store = RunDirectory(directory, config, Facts("train", "model", "tok", TRAIN.digest))
     trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN), pool=live)
     try:
-        data, make = data_of(TRAIN, HELD_OUT), choose_step(config)
+        data = data_of(TRAIN, HELD_OUT)
+        make = choose_step(config, data.decode)
         await Training(scene.run, trainers, data, store, make, live=live, after=[live.learn]).run()
     finally:
         store.close()

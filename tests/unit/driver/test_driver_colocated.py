@@ -109,7 +109,8 @@ async def train(directory: Path, scene: Scene, world: Devices | None) -> tuple[l
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     run, trainers = (scene.run, scene.trainers) if world is None else time_shared(scene, world)
     try:
-        await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, choose_step(scene.config)).run()
+        data = data_of(TRAIN, HELD_OUT)
+        await Training(run, trainers, data, store, choose_step(scene.config, data.decode)).run()
     finally:
         store.close()
     return [batch_bytes(batch) for batch in scene.learner.batches], scene.learner.state

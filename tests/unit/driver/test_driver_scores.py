@@ -10,7 +10,7 @@ import pytest
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.metrics.catalogue import metric_for
-from tests.unit.driver.driver_fakes import FakePool, World, scene_of
+from tests.unit.driver.driver_fakes import FakePool, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import P, answer_of, config_of, prompts_of
 
 PROMPTS = prompts_of(P)
@@ -32,6 +32,19 @@ async def test_scores_shape_the_rewards_and_their_parts_are_metrics() -> None:
     assert values["rollout/part/format"] == pytest.approx(2 / 3)
     assert values["rollout/part/steps"] == 4.0
     assert metric_for("rollout/part/format").name == "rollout/part/<part>"
+
+
+async def test_pass_at_k_goes_by_the_verdicts_of_the_whole_group() -> None:
+    # Three fresh responses, one correct, and a replay: N = 4, N₋ = 2, k = 2: R = 1 − 1/6, σ = √(5/36); correct (1/6)/σ,
+    # wrong (1/6 − 1/3)/σ.
+    config = config_of(replay={"count": 1}, advantage={"estimator": "pass@k", "k": 2})
+    scene = scene_of(config, pool=filled_pool(World(), PROMPTS))
+    scene.verifiers.verdicts = {prompt.id: ["wrong", "correct", "wrong"] for prompt in PROMPTS}
+    await run_step(scene.step(replays=1), PROMPTS)
+    right = 5**-0.5
+    expected = [-right, right, -right, right] * len(PROMPTS)
+    found = [float(value) for batch in scene.learner.batches for value in batch.advantages]
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(("estimator", "centre"), [("group", 1 / 3), ("batch", 0.0)])

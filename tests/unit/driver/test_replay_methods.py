@@ -107,7 +107,10 @@ def test_every_method_s_keys_make_a_configuration(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grpo", "replay.method = 'grpo': choose rlep, live, rescue, exgrpo, luffy, or python:module:Class"),
+        (
+            "grpo",
+            f"replay.method = 'grpo': choose {', '.join(METHODS)}, or python:module:Class",
+        ),
         (
             "python:no_such_module:Method",
             "No module named 'no_such_module'; a module is looked for here and on the path",
