@@ -40,13 +40,15 @@ from rlep.engines.learner.rank import LearnerRank
 from rlep.plan.learner import plan_learner
 from rlep.plan.model_shape import read_shape
 
-SHAPES: dict[str, tuple[int, int, int, int, int, int, bool]] = {
-    "1.5B": (28, 1536, 8960, 151_936, 12, 2, True),
-    "7B": (28, 3584, 18_944, 152_064, 28, 4, False),
-    "14B": (48, 5120, 13_824, 152_064, 40, 8, False),
-    "32B": (64, 5120, 27_648, 152_064, 40, 8, False),
+from .hub_models import MODELS, qwen2
+
+SHAPES = {
+    "1.5B": MODELS["Qwen/Qwen2.5-1.5B-Instruct"],
+    "7B": MODELS["Qwen/Qwen2.5-Math-7B"],
+    "14B": MODELS["Qwen/Qwen2.5-14B-Instruct"],
+    "32B": qwen2(64, 5120, 27_648, 152_064, 40, 8, 128, tied=False),
 }
-"""Of Qwen2.5: layers, width, width of the feed-forward network, vocabulary, heads, key heads, tied head."""
+"""Of Qwen2.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,15 @@ class Gauge:
 
 def config_of(name: str) -> Qwen2Config:
     """The configuration of one of ``SHAPES``."""
-    layers, hidden, intermediate, vocabulary, heads, kv_heads, tied = SHAPES[name]
+    shape = SHAPES[name]
     return Qwen2Config(
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        vocab_size=vocabulary,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=tied,
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocabulary,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=shape.tied,
         max_position_embeddings=32_768,
     )
 

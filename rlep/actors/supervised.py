@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from rlep.actors.cluster import Report, call
 from rlep.actors.replicas import ActorStatus, State
-from rlep.core.errors import ActorLost, DeadlineExceeded, RlepError
+from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
 from rlep.core.waiting import silence
 
 HEARTBEAT_S = 10.0
@@ -84,7 +84,10 @@ class Supervised:
         return self._handle
 
     async def handle(self) -> ActorHandle[Any]:
-        """Return the living actor, started if there is none. A new start that fails costs a restart, and raises why."""
+        """Return the living actor, started if there is none. A new start that fails costs a restart, and raises why.
+
+        One that a setting forbids costs all of them: it would be forbidden the next time, too.
+        """
         async with self._starting:
             if self.closed or self.out_of_restarts:
                 raise ActorLost(f"{self.name} was removed" if self.closed else self.error)
@@ -133,6 +136,9 @@ class Supervised:
     def _spend(self, error: BaseException) -> None:
         """Take the next start from the restarts."""
         self.error = str(error)
+        if isinstance(error, ConfigError):  # what is wrong will be wrong the next time
+            self.out_of_restarts, self.error = True, f"{self.name} cannot be started again: {error}"
+            return
         if not self.restarts_left:
             self.out_of_restarts, self.error = True, f"{self.name} was lost and is out of restarts: {error}"
             return

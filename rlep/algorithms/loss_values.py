@@ -280,7 +280,7 @@ def source_metrics(sums: Float64Array, ratio_max: Float64Array) -> dict[str, flo
 
     ``<source>/trajectories``, ``<source>/tokens`` and ``<source>/loss`` (its share of the loss, a sum) are always there:
     they show whether replays reached the loss. Means are left out for a source without tokens, and where their input
-    was not supplied.
+    was not supplied; ``<source>/reference_tokens`` and ``<source>/entropy_tokens`` stand beside those that are over them.
 
     Args:
         sums: ``[2, columns]``, added over micro-batches and ranks.
@@ -292,7 +292,7 @@ def source_metrics(sums: Float64Array, ratio_max: Float64Array) -> dict[str, flo
         metrics |= {f"{source}/{name}": values[name] for name in ("trajectories", "tokens", "loss")}
         for name, (total, count) in _MEANS.items():
             if values[count]:
-                metrics[f"{source}/{name}"] = values[total] / values[count]
+                metrics |= {f"{source}/{name}": values[total] / values[count], f"{source}/{count}": values[count]}
         if values["tokens"]:
             metrics[f"{source}/ratio_max"] = float(largest)
     return metrics

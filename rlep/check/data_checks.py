@@ -66,8 +66,6 @@ def teacher(subject: Subject) -> Iterator[Finding]:
     if (path := subject.teacher) is None:
         return
     config, taught = subject.config, subject.config.models[1]
-    if not path.is_dir():
-        raise ModelError(f"loss.teacher = {path}: no such directory, nor a name of the form ORG/NAME of the hub")
     tokenizer, _ = load_tokenizer(path), fingerprint(path)
     check_family(path)
     check_context(config, taught)

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, cast
 
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.prompts_shown import read_prompts
-from rlep.config.schema import Config
+from rlep.config.schema import Config, ModelConfig
 from rlep.core.errors import ModelError, RlepError
 from rlep.core.types import Prompt
 from rlep.data.prompts import PromptSet
@@ -49,9 +49,9 @@ class Subject:
     The first look at something that cannot be read raises its error; every later one raises ``CheckSkipped``.
     """
 
-    def __init__(self, config: Config, command: Command = "train") -> None:
-        """``command`` decides what is read and which roles there are."""
-        self.config = config
+    def __init__(self, config: Config, command: Command = "train", *, weights: bool = True) -> None:
+        """``command`` decides what is read and which roles there are; without ``weights`` a model of the hub is its texts."""
+        self.config, self._weights = config, weights
         self.command: Command = command
         self._values: dict[str, object] = {}
 
@@ -63,13 +63,13 @@ class Subject:
     @property
     def model(self) -> Path:
         """The model's directory on this machine."""
-        return self._once("model.path", lambda: model_directory(self.config.model))
+        return self._once("model.path", lambda: model_directory(self.config.model, weights=self._weights))
 
     @property
     def teacher(self) -> Path | None:
         """The teacher's directory on this machine, for a command that asks it."""
         models = self.config.models if self.command == "train" else ()
-        return self._once("loss.teacher", lambda: model_directory(models[1])) if models[1:] else None
+        return self._once("loss.teacher", lambda: self._directory(models[1])) if models[1:] else None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -100,9 +100,15 @@ class Subject:
         taught = fingerprint(self.teacher) if self.teacher is not None else ""
         return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation, taught)
 
+    def _directory(self, teacher: ModelConfig) -> Path:
+        path = model_directory(teacher, weights=self._weights)
+        if not path.is_dir():
+            raise ModelError(f"loss.teacher = {path}: no such directory, nor a name of the form ORG/NAME of the hub")
+        return path
+
     def _shape(self) -> ModelShape | None:
         try:
-            return _shape_in([self.model, *([] if self.teacher is None else [self.teacher])])
+            return shape_in([self.model, *([] if self.teacher is None else [self.teacher])])
         except ModelError:
             return None
 
@@ -124,10 +130,10 @@ class Subject:
 
 def shape_of(config: Config) -> ModelShape:
     """Return the shape of a config's model, and of its teacher with it. Raises ``ModelError`` naming what cannot be read."""
-    return _shape_in([model_directory(model, weights=False) for model in config.models])
+    return shape_in([model_directory(model, weights=False) for model in config.models])
 
 
-def _shape_in(directories: Sequence[Path]) -> ModelShape:
+def shape_in(directories: Sequence[Path]) -> ModelShape:
     """Return the shape of the model in the first directory, with that in the second, if there is one, as its teacher."""
     own, *others = map(read_shape, directories)
     return replace(own, teacher=others[0] if others else None)

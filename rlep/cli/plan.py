@@ -9,30 +9,31 @@ from pathlib import Path
 import numpy as np
 
 from rlep.check.fit_checks import memory_here, missing_cpus
-from rlep.check.inputs import Subject, shape_of
+from rlep.check.inputs import Subject, shape_in
 from rlep.check.pool_place import pool_exists, pool_place
 from rlep.check.prompts_shown import wanted_of
 from rlep.config.schema import Config
-from rlep.core.errors import DataError, ModelError
+from rlep.core.errors import HubAway
 from rlep.core.hub_names import hub_data
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.hub.data_files import data_files
-from rlep.hub.resolve import model_directory
 from rlep.plan.model_shape import ModelShape
 from rlep.plan.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
 from rlep.services.pool.rpc.places import served
 
 
 def read_known(config: Config) -> Known:
-    """Model, data and pool, as far as they are there; a missing one is planned around and named."""
+    """Model, data and pool, as far as they are there; a missing one is planned around and named.
+
+    Raises ``ModelError`` or ``DataError`` for a directory without a model, and for a name that the hub does not know.
+    """
     missing: list[str] = []
-    path = _model(config, missing)
-    there = path is not None
-    subject = Subject(config.with_values(model={"path": path or config.model.path, "revision": None}))
-    shape = _shape(config, missing) if path else None
-    train = _prompts(subject, config.data.train_paths, missing, lambda: subject.train)
-    evaluation = _prompts(subject, config.data.evaluation, missing, lambda: subject.evaluation)
+    subject = Subject(config, weights=False)
+    there = _model_there(subject, missing)
+    shape = _shape(subject, missing) if there else None
+    train = _prompts(subject, config.data.train_paths, missing, (lambda: subject.train) if there else None)
+    evaluation = _prompts(subject, config.data.evaluation, missing, (lambda: subject.evaluation) if there else None)
     return Known(
         data=train.report if train else None,
         prompt_tokens=float(np.mean([len(p.tokens) for p in train.prompts])) if train and there else None,
@@ -45,43 +46,42 @@ def read_known(config: Config) -> Known:
     )
 
 
-def _model(config: Config, missing: list[str]) -> Path | None:
-    """Return the directory of the model's texts, which suffice for a plan."""
+def _model_there(subject: Subject, missing: list[str]) -> bool:
+    """Tell whether the model's texts are at hand, which suffice for a plan."""
     try:
-        directory = model_directory(config.model, weights=False)
-        why = "" if directory.is_dir() else "no such directory"
-    except ModelError as error:
+        why = "" if subject.model.is_dir() else "no such directory"
+    except HubAway as error:
         why = str(error)
-    if not why:
-        return directory
-    missing.append(f"model.path = {config.model.path}: {why}; planned without memory and prompt lengths")
-    return None
+    if why:
+        missing.append(f"model.path = {subject.config.model.path}: {why}; planned without memory and prompt lengths")
+    return not why
 
 
-def _shape(config: Config, missing: list[str]) -> ModelShape:
+def _shape(subject: Subject, missing: list[str]) -> ModelShape:
     try:
-        return shape_of(config)
-    except ModelError as error:
-        if config.loss.teacher is None:
-            raise
-        missing.append(f"loss.teacher = {config.loss.teacher}: {error}; planned without the teacher's memory")
-        return shape_of(config.with_values(loss={"teacher": None}))
+        teacher = subject.teacher
+    except HubAway as error:
+        taught, teacher = subject.config.loss.teacher, None
+        missing.append(f"loss.teacher = {taught}: {error}; planned without the teacher's memory")
+    return shape_in([subject.model, *([] if teacher is None else [teacher])])
 
 
 def _prompts(
-    subject: Subject, paths: Sequence[Path], missing: list[str], read: Callable[[], PromptSet | None]
+    subject: Subject, paths: Sequence[Path], missing: list[str], read: Callable[[], PromptSet | None] | None
 ) -> PromptSet | None:
     absent = [str(path) for path in paths if not hub_data(path) and not path.exists()]
     for path in paths:
         try:
             data_files(path)
-        except DataError as error:
+        except HubAway as error:
             missing.append(f"{error}; planned without its questions")
             return None
     if absent:
         missing.append(f"dataset {', '.join(absent)}: no such file; planned without its questions")
         return None
-    if paths and not subject.config.model.path.is_dir():  # questions can be counted, their tokens cannot
+    if read is None:  # without a model questions can be counted, their tokens cannot
+        if not paths:
+            return None
         most = subject.config.data.max_bad_rows
         return load_prompts(
             paths,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,12 +58,14 @@ def _own_template(run: Path, config: Config, model: Path) -> dict[str, Path | by
 
     Raises ``ConfigError`` where it has changed since.
     """
+    from rlep.driver.run_directory import read_recorded
     from rlep.engines.tokenizer import load_tokenizer
 
     if config.model.template_file is None:
         return {}
     tokenizer = load_tokenizer(model, config.model)
-    if tokenizer.template_digest != json.loads((run / "manifest.json").read_text())["template_digest"]:
+    recorded = read_recorded(run, "manifest.json").get("template_digest")
+    if recorded and recorded != tokenizer.template_digest:
         raise ConfigError(
             f"model.template_file = {config.model.template_file} is not as it was when {run} was trained: restore it"
         )

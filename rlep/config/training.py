@@ -103,6 +103,13 @@ class LossConfig(Section):
     reward_coef: Weight = option(
         1.0,
         requires=[needs("loss.kl_coef", when=(0.0,), because="without rewards and without a KL nothing is trained")],
+        excludes=[
+            clashes(
+                "rollout.dynamic_sampling",
+                when=(0.0,),
+                because="it discards groups of equal verdicts, which have a KL all the same; switch it off",
+            )
+        ],
     )
     """Factor of the rewards' advantages; 0 trains by the KL alone, with ``teacher`` distillation without rewards."""
     kl_coef: Weight = 0.0
@@ -125,7 +132,7 @@ class LossConfig(Section):
         excludes=[clashes("loss.teacher", because="the policy would take the teacher's place")],
     )
     """Steps after which the reference of that KL becomes the present policy, again and again (ProRL); 0: it stays the base
-    model. Checkpoints then hold the reference too."""
+    model, or in a run that was continued with 0 the last reference. Checkpoints then hold the reference too."""
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3",
         excludes=[
@@ -133,7 +140,12 @@ class LossConfig(Section):
                 "advantage.drop_constant",
                 when=("k1",),
                 because="with the KL in the reward, responses of equal verdicts have a gradient; switch it off",
-            )
+            ),
+            clashes(
+                "rollout.dynamic_sampling",
+                when=("k1",),
+                because="it discards groups of equal verdicts, which have a gradient with the KL in the reward; switch it off",
+            ),
         ],
     )
     """Estimator of that KL, per token: ``k2`` and ``k3`` (GRPO) are terms of the loss. ``k1`` is taken off the reward of fresh

@@ -25,6 +25,10 @@ class ModelError(RlepError, ValueError):
     """A model directory that cannot be used: missing, without tokenizer, too short a context, other weights."""
 
 
+class HubAway(ModelError, DataError):
+    """The hub cannot be asked now: what a name stands for is not known. Try again later."""
+
+
 class MixingError(RlepError, ValueError):
     """A group that is not exactly G fresh and at most M replayed trajectories of one prompt."""
 

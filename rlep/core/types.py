@@ -22,7 +22,7 @@ FinishReason = Literal["stop", "length"]
 ``length``: cut at the token limit."""
 
 Status = Literal["correct", "wrong", "no_answer", "unparsable", "timeout", "out_of_memory", "crashed"]
-"""Finding of a verifier. Only ``correct`` may enter the pool; ``timeout`` is not ``wrong``."""
+"""Finding of a verifier. Only ``correct`` may enter the pool; ``timeout`` is paid as ``wrong`` is, and counted apart."""
 
 STATUSES: tuple[Status, ...] = (
     "correct",

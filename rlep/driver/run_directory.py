@@ -186,7 +186,7 @@ class RunDirectory:
     def _created(self) -> float:
         if not self.resumed:
             return time.time()
-        return float(_read(self.path, "manifest.json")["created"])
+        return float(read_recorded(self.path, "manifest.json")["created"])
 
 
 def refuse_other_run(path: Path, phase: str, config: Config) -> None:
@@ -200,13 +200,13 @@ def refuse_other_run(path: Path, phase: str, config: Config) -> None:
 
 def _same_run(path: Path, config: Config, phase: str) -> tuple[Mapping[str, Any], Config]:
     """Return manifest and config recorded in ``path``. Raises ``ConfigError`` where these would not continue its run."""
-    before = _read(path, "manifest.json")
+    before = read_recorded(path, "manifest.json")
     if before["phase"] != phase:
         raise ConfigError(
             f"{path} belongs to `rlep {before['phase']}`, this command is `rlep {phase}`; "
             f"to give it a directory of its own, add: {_elsewhere(path)}"
         )
-    stored = parse_stored_config(_read(path, "config.json"), path / "config.json")
+    stored = parse_stored_config(read_recorded(path, "config.json"), path / "config.json")
     if changed := _fixed_differences(stored, config, config.checkpoint.accept):
         raise ConfigError(_another_config(path, changed, config.checkpoint.accept))
     return before, stored
@@ -242,10 +242,11 @@ def _elsewhere(path: Path) -> str:
     return as_override("run.directory", str(free))
 
 
-def _read(path: Path, name: str) -> Any:
+def read_recorded(path: Path, name: str) -> Any:
+    """Return what a file of the run directory ``path`` records. Raises ``CheckpointError`` where it is damaged or missing."""
     try:
         return json.loads((path / name).read_text())
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path / name} is damaged: restore it, or choose another run.directory ({error})"
         ) from None

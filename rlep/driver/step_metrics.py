@@ -18,14 +18,14 @@ from rlep.driver.replays import count_wanted
 from rlep.driver.step import StepOutcome
 from rlep.metrics.catalogue import MetricValue
 
-_BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's tokens of that source
-    "update/clip_fraction_low": "clip_fraction_low",
-    "update/clip_fraction_high": "clip_fraction_high",
-    "update/clip_fraction_dual": "dual_clip_fraction",
-    "update/entropy": "entropy",
-    "update/approx_kl": "old_kl",
-    "update/reference_kl": "reference_kl",
-    "ratio/mean": "ratio_mean",
+_BY_TOKENS = {  # metric → keys of source_metrics: a mean, and the tokens of that source that it is over
+    "update/clip_fraction_low": ("clip_fraction_low", "tokens"),
+    "update/clip_fraction_high": ("clip_fraction_high", "tokens"),
+    "update/clip_fraction_dual": ("dual_clip_fraction", "tokens"),
+    "update/entropy": ("entropy", "entropy_tokens"),
+    "update/approx_kl": ("old_kl", "tokens"),
+    "update/reference_kl": ("reference_kl", "reference_tokens"),
+    "ratio/mean": ("ratio_mean", "tokens"),
 }
 
 
@@ -201,8 +201,8 @@ def update_metrics(updates: Sequence[UpdateOutcome], *, supervised: bool = False
         values |= _costs([update.cost for update in applied])
     for source in () if supervised else SOURCES:
         values |= _by_source([update.sources for update in updates], source)
-        if applied and f"ratio/max/{source}" in values:
-            parts = [update.sources.get(f"{source}/loss", 0.0) for update in applied]
+        parts = [update.sources.get(f"{source}/loss", 0.0) for update in applied]
+        if any(parts) or (parts and f"ratio/max/{source}" in values):
             values[f"loss/part/{source}"] = float(np.mean(parts))
     return values
 
@@ -233,8 +233,10 @@ def _by_source(updates: Sequence[Mapping[str, float]], source: str) -> dict[str,
         mass = np.array([row[f"{source}/advantage_mass"] for row in rows])
         values[f"advantage/mass/{source}"] = float((mass * tokens).sum())
         values[f"ratio/max/{source}"] = max(row[f"{source}/ratio_max"] for row in rows)
-        for name, key in _BY_TOKENS.items():
-            if all(f"{source}/{key}" in row for row in rows):
-                means = np.array([row[f"{source}/{key}"] for row in rows])
-                values[f"{name}/{source}"] = float((means * tokens).sum() / tokens.sum())
+    for name, (key, weight) in _BY_TOKENS.items():
+        # KL and entropy act on groups that are out of the policy's loss, too: an update may have tokens of theirs alone.
+        rows = [row for row in updates if row.get(f"{source}/{weight}") and f"{source}/{key}" in row]
+        if rows:
+            means, weights = zip(*((row[f"{source}/{key}"], row[f"{source}/{weight}"]) for row in rows), strict=True)
+            values[f"{name}/{source}"] = float(np.average(means, weights=weights))
     return values

@@ -154,7 +154,7 @@ class Tokenizer:
 
     @property
     def _name(self) -> str:
-        return str(self._backend.name_or_path)
+        return str(self._model.path)
 
     @cached_property
     def chat_template(self) -> str:
@@ -214,7 +214,8 @@ class Tokenizer:
 def load_tokenizer(model_dir: Path, model: ModelConfig | None = None) -> Tokenizer:
     """The tokenizer of a local model directory; nothing is downloaded and no code of the directory is run.
 
-    ``model``: the section ``[model]``, which says how prompts are made; without it, by the chat template as it is.
+    ``model``: the section ``[model]``, which says how prompts are made, and by which name errors call the model; without it,
+    by the chat template as it is, and the directory.
 
     A ``tokenizer.json`` is used as it stands. ``AutoTokenizer`` would replace the file's splitting rules by those of the
     model type: with a ``qwen2`` config it silently turns any other tokenizer's text into wrong ids.
@@ -224,16 +225,17 @@ def load_tokenizer(model_dir: Path, model: ModelConfig | None = None) -> Tokeniz
         WrongVersionError: transformers is not installed.
     """
     _check_directory(model_dir)
+    model = model or ModelConfig(path=model_dir)
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(f"{model_dir}: no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")
+        raise ModelError(f"{model.path}: no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")
     check_installed("transformers")
     try:
         backend = _loader(model_dir).from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError) as error:
-        raise ModelError(f"{model_dir}: the tokenizer cannot be read: {error}") from error
+        raise ModelError(f"{model.path}: the tokenizer cannot be read: {error}") from error
     if backend.eos_token_id is None:
-        raise ModelError(f"{model_dir}: the tokenizer names no EOS token, so no response could end")
-    return Tokenizer(backend, model or ModelConfig())
+        raise ModelError(f"{model.path}: the tokenizer names no EOS token, so no response could end")
+    return Tokenizer(backend, model)
 
 
 def _loader(model_dir: Path) -> Any:

@@ -14,7 +14,7 @@ from glob import escape
 from pathlib import Path
 from typing import Literal
 
-from rlep.core.errors import DataError, ModelError, RlepError
+from rlep.core.errors import DataError, HubAway, ModelError, RlepError
 from rlep.core.hub_names import is_name
 from rlep.core.versions import check_versions
 from rlep.hub.client import MEGABYTE, Phase, bar_of, discreet, prepare_client
@@ -149,14 +149,20 @@ class Repository:
 
         prepare_client()
         unknown = (errors.CachedRepoTreeNotFoundError, errors.RevisionResolutionError)
+        away = (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)
         wrapped = (errors.LocalEntryNotFoundError, errors.RevisionResolutionError, RuntimeError)
         try:
             yield
         except RlepError:
             raise
         except (errors.HTTPError, *unknown, *FAULTS) as error:  # type: ignore[attr-defined]
-            cause = error.__cause__ if isinstance(error, wrapped) else None
-            raise self._error(self._sentence(cause or error, revision, sends=sends)) from None
+            cause = (error.__cause__ if isinstance(error, wrapped) else None) or error
+            sentence = self._sentence(cause, revision, sends=sends)
+            status = getattr(getattr(cause, "response", None), "status_code", None)
+            asked = isinstance(cause, errors.HfHubHTTPError) and status is not None and status < 429
+            if asked or not isinstance(cause, (errors.HTTPError, *away)):  # type: ignore[attr-defined]
+                raise self._error(sentence) from None
+            raise HubAway(sentence) from None
 
     def _error(self, sentence: str) -> ModelError | DataError:
         return (ModelError if self.kind == "model" else DataError)(sentence)

@@ -65,8 +65,9 @@ def check_supervised(config: Config) -> None:
         raise ConfigError(f'sft generates nothing: replay.source = "{config.replay.source}" needs `rlep train`')
     if config.replay.failed:
         raise ConfigError("sft imitates every response it is given: set replay.failed = 0")
-    if config.loss.teacher is not None:
-        raise ConfigError('sft imitates stored responses alone: set loss.teacher = "none"')
+    if config.loss.kl_coef:
+        remedy = 'loss.teacher = "none" and loss.kl_coef = 0' if config.loss.teacher else "loss.kl_coef = 0"
+        raise ConfigError(f"sft imitates stored responses alone, and would hold a reference for nothing: set {remedy}")
     if config.update.epochs > 1:
         raise ConfigError(
             "sft draws responses anew in every step: set update.epochs = 1, and run.steps for more passes"

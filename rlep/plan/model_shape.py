@@ -92,6 +92,8 @@ def read_shape(model: Path) -> ModelShape:
             attention_bias=bool(stated.get("attention_bias", kind == "qwen2")),
             head_norms=kind == "qwen3",
         )
+    except FileNotFoundError:
+        raise ModelError(f"{model}: no config.json, so this is not a model directory") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path}: the model's shape cannot be read: {error!r}") from None
 

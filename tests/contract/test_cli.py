@@ -179,7 +179,13 @@ def test_sft_needs_replays(config: str, overrides: list[str]) -> None:
         "sft draws responses anew in every step: set update.epochs"
     )
     taught = [*overrides, "replay.count=2", "loss.kl_coef=1", "loss.teacher=big"]
-    assert mistake(arguments("sft", config, taught)).startswith("sft imitates stored responses alone: set loss.teacher")
+    assert mistake(arguments("sft", config, taught)).endswith(
+        'for nothing: set loss.teacher = "none" and loss.kl_coef = 0'
+    )
+    alone = [*overrides, "replay.count=2", "loss.kl_coef=1"]
+    assert mistake(arguments("sft", config, alone)) == (
+        "sft imitates stored responses alone, and would hold a reference for nothing: set loss.kl_coef = 0"
+    )
 
 
 @pytest.fixture
@@ -268,6 +274,16 @@ def test_plan_says_what_is_missing_and_plans_the_rest(config: str) -> None:
         "dataset",
         "pool",
     ]
+
+
+def test_plan_refuses_a_directory_without_a_model_as_check_does(
+    config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    message = mistake(arguments("plan", config, [*overrides, f"model.path={tmp_path / 'empty'}"]))
+    assert message == f"{tmp_path / 'empty'}: no config.json, so this is not a model directory"
+    message = mistake(arguments("plan", config, [*overrides, "loss.kl_coef=1", "loss.teacher=gone"]))
+    assert message == "loss.teacher = gone: no such directory, nor a name of the form ORG/NAME of the hub"
 
 
 def test_plan_of_another_file_than_a_collection_is_refused(config: str, overrides: list[str], tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parts.hub_models import MODELS
 from rlep.config.schema import Config
 from rlep.metrics import catalogue
 from rlep.metrics.catalogue import EVENTS, METRICS
 from scripts.config_table import table as keys
-from scripts.model_table import MODELS
 from scripts.model_table import table as models
 from scripts.tables import GENERATED, MARKER, with_tables
 

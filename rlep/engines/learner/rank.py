@@ -51,10 +51,6 @@ Reference = Callable[[PackedRow], Tensor]
 """Row -> log-probs ``[R]`` of the reference policy, without gradients."""
 
 
-REFERENCE = "reference."
-"""Begins the names of the reference's weights in a checkpoint."""
-
-
 class LearnerRank:
     """The policy's shards, their optimizer, and the process group of one rank; one per process."""
 
@@ -108,6 +104,8 @@ class LearnerRank:
         self._optimizer = ShardedAdamW(self._trained, config.update, config.schedule_end)
         self._start, self._offloaded, self._change = StartWeights(self._trained), OffloadedState(), ChangeCheck()
         self._updates, self._temperature = 0, config.loss_temperature
+        self._rollout: int | None = 0  # the last one that was updated on; None: not known
+        self._moved = False  # the reference is no longer the model that it was built from
         self._budget = Budget(learner.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
         self._device = current_device(learner.device)
 
@@ -133,9 +131,8 @@ class LearnerRank:
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
         # Before anything changes the weights: later mini-batches of this rollout are scored under the present ones.
-        first, reset = self._start.updating(rollout, keep=self.config.keeps_start_weights), self.config.loss.kl_reset
-        if first and reset and rollout and rollout % reset == 0:
-            self._reset_reference()
+        self._start.updating(rollout, keep=self.config.keeps_start_weights)
+        self._reset_reference(rollout)
         loss = self._policy_loss(batch)
         return self._step(batch, rollout, loss, entropy=True, temperature=self._temperature)
 
@@ -161,9 +158,13 @@ class LearnerRank:
         reference = self._reference_logprobs if self.config.loss.kl_coef else None
         return policy_loss(batch, self.config, high_entropy, reference)
 
-    def _reset_reference(self) -> None:
-        """Make the present policy the reference."""
-        if self._reference is not None:
+    def _reset_reference(self, rollout: int) -> None:
+        """Make the present policy the reference, where that has been due since the last rollout that was updated on."""
+        every, before = self.config.loss.kl_reset, rollout - 1 if self._rollout is None else self._rollout
+        self._rollout = rollout
+        # Not only in the very step: dynamic sampling may have left that without a mini-batch.
+        if every and rollout // every > before // every and self._reference is not None:
+            self._moved = True
             with torch.no_grad():
                 for (_, kept), (_, present) in zip(
                     named_shards(self._reference), named_shards(self._policy), strict=True
@@ -220,7 +221,7 @@ class LearnerRank:
         """Copy the present state and begin to write it; training may go on at once. ``written`` says when it is complete.
 
         ``model/`` is a Hugging Face directory in the compute type; ``trainer/`` has the trained weights in float32, moments, RNG,
-        position and, where it is reset, the reference; with LoRA ``model/`` is merged, and ``adapter/`` is the adapter as peft
+        position and, where it was reset, the reference; with LoRA ``model/`` is merged, and ``adapter/`` is the adapter as peft
         loads it.
 
         Raises:
@@ -231,9 +232,9 @@ class LearnerRank:
         dtype, source, rank = self.config.learner.compute_dtype, self._source, self._rank
         weights, learner = self._weights.on_host(dtype), self.config.learner
         adapter = FullWeights(self._trained).on_host("float32") if learner.lora_rank else {}
-        taken = self._state() | random_state(rank, self._device)
+        taken = self._state() | (self._reference_state() if self._moved else {}) | random_state(rank, self._device)
         state = {name: tensor.to("cpu", copy=True) for name, tensor in taken.items()}
-        position = Position(updates=self._updates, applied=self._optimizer.steps)
+        position = Position(updates=self._updates, applied=self._optimizer.steps, rollout=self._rollout)
 
         def write() -> None:
             write_trainer(state, position, directory / "trainer", self._writer.group)
@@ -267,12 +268,13 @@ class LearnerRank:
         # What these two remember is of the weights that are replaced now.
         self._start.forget()
         self._change.forget()
-        found, state = random_state(self._rank, self._device), self._state()
-        # A run that resets its reference only from here on has had the base model until now.
-        optional = frozenset(found) | {name for name in state if name.startswith(REFERENCE)}
-        position, absent = read_trainer(state | found, optional, directory / "trainer")
+        found, reference = random_state(self._rank, self._device), self._reference_state()
+        # A run that has reset nothing so far has its first reference; one that resets no more keeps the last.
+        optional = frozenset(found) | reference.keys()
+        position, absent = read_trainer(self._state() | reference | found, optional, directory / "trainer")
         self._optimizer.set_steps(position.applied)
-        self._updates = position.updates
+        self._updates, self._rollout = position.updates, position.rollout
+        self._moved = not reference.keys() <= absent
         if not absent & found.keys():
             set_random_state(found, self._rank, self._device)
 
@@ -385,9 +387,13 @@ class LearnerRank:
 
     def _state(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._trained}
-        if self._reference is not None and self.config.loss.kl_reset:
-            weights |= {f"{REFERENCE}{name}": shard.detach() for name, shard in named_shards(self._reference)}
         return weights | self._optimizer.moments()
+
+    def _reference_state(self) -> dict[str, Tensor]:
+        """The weights of a reference that is not the teacher."""
+        if self._reference is None or self._teacher is not None:
+            return {}
+        return {f"reference.{name}": shard.detach() for name, shard in named_shards(self._reference)}
 
 
 def policy_loss(

@@ -20,16 +20,11 @@ class StartWeights:
         self._rollout: int | None = None
         self._copies: list[Tensor] | None = None
 
-    def updating(self, rollout: int, *, keep: bool) -> bool:
-        """Announce that an update of ``rollout`` will change the weights; ``keep`` copies them if it is the rollout's first.
-
-        Returns True if it is.
-        """
-        first = rollout != self._rollout
-        if first:
+    def updating(self, rollout: int, *, keep: bool) -> None:
+        """Announce that an update of ``rollout`` will change the weights; ``keep`` copies them if it is the rollout's first."""
+        if rollout != self._rollout:
             self._rollout = rollout
             self._copies = [local.clone() for local in self._locals] if keep else None
-        return first
 
     def forget(self) -> None:
         """Drop the copies: the present weights are the start of the next step."""

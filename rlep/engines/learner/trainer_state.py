@@ -37,6 +37,8 @@ class Position:
     """Updates requested, skipped ones included; a schedule counted in updates uses it."""
     applied: int
     """Updates applied: AdamW's step count."""
+    rollout: int | None = None
+    """The last one that was updated on; None in files of before it was recorded."""
 
 
 def write_model(weights: Mapping[str, Tensor], source: Path, target: Path, dtype: WeightDtype) -> None:

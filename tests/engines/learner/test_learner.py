@@ -219,6 +219,39 @@ def test_a_checkpoint_of_a_run_that_reset_nothing_is_continued_with_the_base_mod
     assert (found.loss, found.grad_norm, found.stats) == (wanted.loss, wanted.grad_norm, wanted.stats)
 
 
+def test_a_run_that_resets_no_more_keeps_its_last_reference_in_all_later_checkpoints(
+    start: Start, tmp_path: Path
+) -> None:
+    batch, learner = ragged_batch(), start(loss={"kl_coef": 0.1, "kl_reset": 1})
+    for rollout in (0, 1):
+        learner.update(batch, rollout=rollout)
+    learner.save(tmp_path / "reset")
+    assert learner.written(60)
+    wanted = learner.update(batch, rollout=1).stats["fresh/reference_kl"]  # of one update since the reset
+    for kept in ("reset", "later"):
+        resumed = start(loss={"kl_coef": 0.1})
+        resumed.load(tmp_path / kept)
+        if kept == "reset":
+            resumed.save(tmp_path / "later")
+            assert resumed.written(60)
+        assert resumed.update(batch, rollout=2).stats["fresh/reference_kl"] == wanted > 0
+
+
+def test_a_reset_that_was_due_in_a_step_without_an_update_is_made_up_for_in_the_next_one(
+    start: Start, tmp_path: Path
+) -> None:
+    batch, options = ragged_batch(), {"loss": {"kl_coef": 0.1, "kl_reset": 2}}
+    learner = start(**options)
+    learner.update(batch, rollout=1)
+    learner.save(tmp_path / "kept")  # step 2 has no mini-batch
+    assert learner.written(60)
+    resumed = start(**options)
+    resumed.load(tmp_path / "kept")
+    for runner in (learner, resumed):
+        distances = [runner.update(batch, rollout=3).stats["fresh/reference_kl"] for _ in range(2)]
+        assert distances[0] == pytest.approx(0.0, abs=1e-9) != distances[1]
+
+
 def test_weights_follow_torch_adamw_on_the_reference_gradients(start: Start, model: Path) -> None:
     batches = [ragged_batch(seed=seed) for seed in range(3)]
     learner = start(update={"lr": 1e-3, "warmup": 2, "clip_norm": 0.5})

@@ -274,6 +274,10 @@ def test_a_run_by_a_template_of_its_own_is_pushed_with_it_unless_it_has_changed(
     refused = CliRunner().invoke(app, ["push", str(run), "org/mine"])
     assert refused.exit_code == 2
     assert f"own.jinja is not as it was when {run} was trained" in " ".join(refused.stderr.split())
+    (run / "manifest.json").write_text('{"template_digest": "')
+    damaged = CliRunner().invoke(app, ["push", str(run), "org/mine"])
+    assert damaged.exit_code == 1
+    assert damaged.stderr.startswith(f"error: {run / 'manifest.json'} is damaged: restore it")
     assert len(writer.commits["models/org/mine"]) == 2  # made empty, and the one above
 
 

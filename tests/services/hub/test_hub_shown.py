@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from rlep.check.finding import Finding
 from rlep.check.parts import trials
@@ -38,6 +38,56 @@ with TerminalProgress(quiet=sys.argv[2] == "quiet") as progress:
 
 def check(*words: str) -> str:
     return CliRunner().invoke(app, ["check", *(part for word in words for part in ("--set", word))]).stdout
+
+
+def plan(*words: str) -> Result:
+    Path("empty.toml").touch()
+    return CliRunner().invoke(app, ["plan", "empty.toml", *(part for word in words for part in ("--set", word))])
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("model.path=org/gone", "shows no model org/gone: check the name"),
+        ("model.revision=v9", "the model org/tiny has no revision v9"),
+        ("data.train=hf:org/gone:train", "shows no data set org/gone: check the name"),
+        ("data.train=hf:org/sums:test", "hf:org/sums:test: no split test in default: there are train"),
+        ("loss.teacher=org/gone", "shows no model org/gone: check the name"),
+    ],
+)
+def test_a_plan_for_names_that_stand_for_nothing_ends_with_the_sentence_of_a_check(
+    hub: Hub, word: str, sentence: str
+) -> None:
+    hub.push(TINY, {file.name: file.read_bytes() for file in QUICKSTART.iterdir() if file.is_file()})
+    hub.push("datasets/org/sums", {"default/train/0000.parquet": shard(("2 + 2?", "4"))}, branch=CONVERSION)
+    words = ["model.path=org/tiny", "data.train=hf:org/gone:train", "loss.kl_coef=0.1"]
+    words = [given for given in words if given.partition("=")[0] != word.partition("=")[0]] + [word]
+    refused = plan(*words)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert sentence in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert sentence in " ".join(check(*words).split())
+
+
+def test_a_plan_without_network_says_what_it_could_not_ask_and_plans_the_rest(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    planned = plan("model.path=org/tiny", "data.train=hf:org/sums:train")
+    assert planned.exit_code == 0, planned.output
+    lines = [line for line in planned.stdout.splitlines() if line.startswith("missing:")]
+    assert [("cannot be reached" in line, "planned without" in line) for line in lines[:2]] == [(True, True)] * 2
+    assert "8 updates of 64 prompts" in planned.stdout
+
+
+def test_a_wrong_variable_of_a_template_is_said_of_the_id_that_the_user_wrote(hub: Hub) -> None:
+    hub.push(TINY, {file.name: file.read_bytes() for file in QUICKSTART.iterdir() if file.is_file()})
+    Path("q.jsonl").write_text('{"question": "2 + 2?", "answer": "4"}\n')
+    words = ["model.path=org/tiny", "data.train=q.jsonl", "model.template={thinking = true}"]
+    refused = plan(*words)
+    assert refused.exit_code == 2, refused.output
+    assert "model.template.thinking: org/tiny: the chat template reads no variable of this name" in refused.stderr
+    assert "model.template.thinking: org/tiny: the chat template" in " ".join(check(*words).split())
 
 
 def seen(hub: Hub, home: Path, how: str, *, terminal: bool) -> str:

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from rlep.actors.supervised import Supervised
-from rlep.core.errors import ActorLost
+from rlep.core.errors import ActorLost, ConfigError
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,6 +33,8 @@ class Scene:
         outcome = self._starts.pop(0)
         if outcome == "fails":
             raise ActorLost("it did not start")
+        if outcome == "refuses":
+            raise ConfigError("generator.threads = 9: this node has 2 CPUs")
 
         async def count(question: str) -> int:
             if outcome == "lost":
@@ -56,6 +58,17 @@ async def test_a_lost_actor_is_ended_and_called_again_and_a_start_that_fails_cos
     assert await scene.actor.call("count", "four", deadline_s=60) == 4
     assert (scene.actor.restarts, scene.actor.restarts_left, len(kills)) == (2, 0, 1)
     assert scene.events == ["actor_lost it died", "actor_restarted"]
+
+
+async def test_a_start_that_refuses_a_setting_is_not_tried_again() -> None:
+    scene = Scene("lost", "refuses", "works", restarts=3)
+    with pytest.raises(ConfigError, match=r"^generator\.threads = 9"):
+        await scene.actor.call("count", "four", deadline_s=60)
+    with pytest.raises(
+        ActorLost, match=r"^pool cannot be started again: generator\.threads = 9: this node has 2 CPUs$"
+    ):
+        await scene.actor.call("count", "four", deadline_s=60)
+    assert scene.actor.out_of_restarts
 
 
 @pytest.mark.parametrize("second", ["lost", "fails"])

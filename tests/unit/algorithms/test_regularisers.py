@@ -137,6 +137,7 @@ def test_a_constant_group_has_its_kl_and_entropy_by_hand(estimator: Any) -> None
     assert found["fresh/logprob_mean"] == -1.0
     assert found["fresh/reference_kl"] == pytest.approx(sum(kls) / 2)
     assert found["fresh/entropy"] == pytest.approx(0.5)
+    assert (found["fresh/reference_tokens"], found["fresh/entropy_tokens"]) == (2, 2)
     assert found["fresh/loss"] == pytest.approx(loss)
 
 

@@ -160,6 +160,14 @@ TIS = 'loss.correction={weight="token",cap=2}'
             ["advantage.count_constant=true"],
             r"^advantage\.count_constant = true needs advantage\.drop_constant, not false",
         ),
+        (
+            [*DISTILLED, "rollout.dynamic_sampling=true"],
+            r"^loss\.reward_coef = 0 with rollout\.dynamic_sampling = true: it discards groups",
+        ),
+        (
+            ["loss.kl_coef=0.1", "loss.kl_estimator=k1", "rollout.dynamic_sampling=true"],
+            r'^loss\.kl_estimator = "k1" with rollout\.dynamic_sampling = true: it discards groups',
+        ),
         ([*DISTILLED, TIS], r"^loss\.correction with loss\.reward_coef = 0"),
         ([*DISTILLED, TIS, "rollout.max_staleness=1"], r"^rollout\.max_staleness with loss\.reward_coef = 0"),
         ([*DISTILLED, "loss.high_entropy_fraction=0.2"], r"^loss\.high_entropy_fraction with loss\.reward_coef = 0"),

@@ -277,6 +277,24 @@ def test_the_parts_of_the_loss_add_up_to_it_where_updates_were_skipped() -> None
     assert (values["update/count"], values["update/skipped"]) == (2, 2)
 
 
+def test_kl_and_entropy_of_a_step_are_means_over_the_tokens_on_which_they_act() -> None:
+    # Two updates: the policy's loss has 6 and 0 tokens (all groups of the second are constant), KL and entropy 10 and 30.
+    policy = {"fresh/tokens": 6.0, "fresh/trajectories": 2.0, "fresh/advantage_mass": 1.0, "fresh/ratio_max": 1.0}
+    first = policy | {"fresh/reference_tokens": 10.0, "fresh/reference_kl": 0.2, "fresh/loss": 0.5}
+    first |= {"fresh/entropy_tokens": 10.0, "fresh/entropy": 2.0, "fresh/old_kl": 0.125}
+    second = {"fresh/tokens": 0.0, "fresh/trajectories": 0.0, "fresh/loss": 0.25}
+    second |= {"fresh/reference_tokens": 30.0, "fresh/reference_kl": 0.4, "fresh/entropy_tokens": 30.0}
+    second |= {"fresh/entropy": 1.0}
+    values = update_metrics([UpdateOutcome(0.5, 1.0, 0.5, "", part) for part in (first, second)])
+    assert values["update/reference_kl/fresh"] == pytest.approx((10 * 0.2 + 30 * 0.4) / 40)
+    assert values["update/entropy/fresh"] == pytest.approx((10 * 2 + 30 * 1) / 40)
+    assert values["update/approx_kl/fresh"] == 0.125
+    alone = update_metrics([UpdateOutcome(0.25, 1.0, 0.5, "", second)])
+    assert alone["update/reference_kl/fresh"] == pytest.approx(0.4)
+    assert alone["loss/part/fresh"] == 0.25
+    assert "update/approx_kl/fresh" not in alone
+
+
 def test_speed_and_memory_of_updates_by_hand() -> None:
     # 300 tokens and 9e9 operations in 1.5 s, on devices that can do 24e9 a second.
     first = UpdateCost(tokens=100, seconds=0.5, model_flops=3e9, peak_flops=24e9, peak_memory_bytes=7)

@@ -76,6 +76,10 @@ async def test_each_epoch_takes_the_same_mini_batches_in_order_with_the_same_old
     values = metrics_of(outcome)
     assert (values["update/count"], len(outcome.batches)) == (SETS * 3, SETS)
     assert values["loss/trajectories/fresh"] == 3 * len(PROMPTS) * G
+    fresh = sum(
+        len(member.tokens) for ready in outcome.mini_batches for group in ready.groups for member in group.fresh
+    )
+    assert values["loss/tokens/fresh"] == 3 * fresh, "as the table of metrics says: in each pass"
     assert scene.config.with_values(update={"unit": "updates"}).schedule_end == scene.config.run.steps * SETS * 3
     assert tokens_computed(outcome)["trained"] == 3 * sum(len(batch.tokens) for batch in outcome.batches)
 

@@ -5,26 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parts.hub_models import MODELS
 from rlep.config.settings import load_config, parse_config
 from rlep.core.errors import ConfigError, DataError, ModelError
 from rlep.data.prompts import PromptReport
 from rlep.plan.memory import GIB, plan_memory
-from rlep.plan.model_shape import ModelShape, read_shape
+from rlep.plan.model_shape import read_shape
 from rlep.plan.run_plan import Known, PoolCoverage, make_plan, read_collection
 
 ROOT = Path(__file__).parents[3]
 RLEP = ROOT / "configs" / "paper" / "rlep.toml"
-MATH_7B = ModelShape(
-    layers=28,
-    hidden=3584,
-    intermediate=18944,
-    vocabulary=152064,
-    heads=28,
-    kv_heads=4,
-    head_dim=128,
-    tied=False,
-    attention_bias=True,
-)
+MATH_7B = MODELS["Qwen/Qwen2.5-Math-7B"]
 
 
 def report(questions: int) -> PromptReport:
@@ -168,6 +159,19 @@ def test_on_cpu_the_cache_is_what_the_config_says_and_values_are_float32() -> No
 def test_a_model_that_leaves_no_room_for_the_cache_fits_no_sequence() -> None:
     config = parse_config({"generator": {"gpus": 1, "memory_utilization": 0.1}})
     assert plan_memory(config, MATH_7B).kv_sequences == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("qwen2", "Qwen/Qwen2.5-3B-Instruct"), ("qwen3", "Qwen/Qwen3-4B"), ("llama", "meta-llama/Llama-3.2-1B-Instruct")],
+)
+def test_a_shape_is_read_as_each_family_states_it(kind: str, name: str, tmp_path: Path) -> None:
+    shape = MODELS[name]
+    stated = {"model_type": kind, "num_hidden_layers": shape.layers, "hidden_size": shape.hidden}
+    stated |= {"intermediate_size": shape.intermediate, "vocab_size": shape.vocabulary}
+    stated |= {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    (tmp_path / "config.json").write_text(json.dumps({**stated, "tie_word_embeddings": shape.tied}))
+    assert read_shape(tmp_path) == shape
 
 
 def test_a_config_json_without_a_shape_is_refused_by_name(tmp_path: Path) -> None:

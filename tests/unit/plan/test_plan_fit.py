@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.parts.hub_models import MODELS
 from rlep.config.settings import load_config, parse_config
 from rlep.plan.fit import Fit, lowering_settings, plan_fit
 from rlep.plan.learner import plan_learner
 from rlep.plan.memory import GIB
-from rlep.plan.model_shape import ModelShape, read_shape
+from rlep.plan.model_shape import ModelShape
 from rlep.plan.run_plan import Known, make_plan
 from tests.unit.plan.test_plan import MATH_7B, RLEP, ROOT
 
-QWEN: dict[str, dict[str, Any]] = {
-    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
-    | {"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True},
-    "7B": {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28}
-    | {"num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False},
-    "14B": {"hidden_size": 5120, "intermediate_size": 13_824, "num_hidden_layers": 48, "num_attention_heads": 40}
-    | {"num_key_value_heads": 8, "vocab_size": 152_064, "tie_word_embeddings": False},
+QWEN = {
+    **{size: MODELS[f"Qwen/{size}"] for size in ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B")},
+    "1.5B": MODELS["Qwen/Qwen2.5-1.5B-Instruct"],
+    "7B": MATH_7B,
+    "14B": MODELS["Qwen/Qwen2.5-14B-Instruct"],
 }
-"""As the ``config.json`` of Qwen2.5-Math-1.5B and -7B and Qwen2.5-14B has them."""
-QWEN |= {
-    f"Qwen3-{size}": {
-        "model_type": "qwen3",
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-    }
-    | {"num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
-    | {"tie_word_embeddings": size != "8B"}
-    for size, hidden, inner, layers, heads in (
-        ("0.6B", 1024, 3072, 28, 16),
-        ("1.7B", 2048, 6144, 28, 16),
-        ("4B", 2560, 9728, 36, 32),
-        ("8B", 4096, 12_288, 36, 32),
-    )
-}
-
-
-def shape_of(size: str, directory: Path) -> ModelShape:
-    (directory / "config.json").write_text(json.dumps({"model_type": "qwen2", **QWEN[size]}))
-    return read_shape(directory)
 
 
 def fit(overrides: list[str], shape: ModelShape = MATH_7B, gib: float = 80) -> Fit:
@@ -69,21 +43,19 @@ COLOCATED = ["cluster.placement=colocated"]
     ],
 )
 @pytest.mark.parametrize("method", ["rlep", "dapo-nodyn-bs64"])
-def test_the_presets_of_machines_fit_the_models_they_are_for(
-    machine: str, gib: int, size: str, method: str, tmp_path: Path
-) -> None:
+def test_the_presets_of_machines_fit_the_models_they_are_for(machine: str, gib: int, size: str, method: str) -> None:
     layers = [ROOT / "configs" / "paper" / f"{method}.toml", ROOT / "configs" / "machines" / f"{machine}.toml"]
-    found = plan_fit(load_config(layers), shape_of(size, tmp_path), gpu_bytes=gib * GIB, host_bytes=None)
+    found = plan_fit(load_config(layers), QWEN[size], gpu_bytes=gib * GIB, host_bytes=None)
     assert found.fits, found.reason
 
 
-def test_the_recipe_for_qwen3_takes_the_memory_that_its_readme_says(tmp_path: Path) -> None:
+def test_the_recipe_for_qwen3_takes_the_memory_that_its_readme_says() -> None:
     readme = (ROOT / "configs" / "qwen3" / "README.md").read_text()
     rows = re.findall(r"^\| `Qwen/(\S+)` \| (\d+) GB \| (?:–|`(\S+)`) \| (\d+) GiB \|$", readme, re.M)
     assert len(rows) == 6
     for size, card, machine, learner in rows:
         layers = [ROOT / "configs" / "qwen3" / "gsm8k.toml", *([ROOT / machine] if machine else [])]
-        planned = plan_fit(load_config(layers), shape_of(size, tmp_path), gpu_bytes=int(card) * GIB, host_bytes=None)
+        planned = plan_fit(load_config(layers), QWEN[size], gpu_bytes=int(card) * GIB, host_bytes=None)
         assert planned.fits, planned.reason
         assert round(planned.learner_bytes / GIB) == int(learner), (size, machine)
 
