@@ -125,6 +125,8 @@ class Scoring:
     template_digest: str = ""
     """Of what made its prompts; empty: not known."""
     temperature: float = 1.0
+    bfloat16: bool = False
+    """Take log-probs computed in bfloat16 too: for a truncated weight, as trainers take those of their own sampler."""
 
 
 OldLogprobs = Literal["recompute", "behaviour", "unit"]
@@ -197,7 +199,7 @@ def incomparable(trajectory: Trajectory, scoring: Scoring) -> str:
             f"after a prompt by template {provenance.template_digest!r}",
         ),
         (provenance.logprobs_mode in modes, f"mode {provenance.logprobs_mode!r}, not {' or '.join(modes)}"),
-        (provenance.logprobs_dtype != "bfloat16", "computed in bfloat16"),
+        (scoring.bfloat16 or provenance.logprobs_dtype != "bfloat16", "computed in bfloat16"),
         (sampling.temperature == temperature, f"sampled at temperature {sampling.temperature:g}, not {temperature:g}"),
         (sampling.top_p == plain.top_p, f"sampled with top_p {sampling.top_p}, not 1"),
         (sampling.top_k == plain.top_k, f"sampled with top_k {sampling.top_k}, not off"),

@@ -5,7 +5,8 @@
 The pool is all that is remembered. A stored response is born in the step whose policy generated it: its provenance names run
 and step. Step k sees of this run's responses those born before k (``algorithms.live_draws.seen``), so a draw is a pure
 function of the pool's content, seed, step and prompt id. Several processes of a trainer draw the same without talking, as long
-as none begins step k + 1 before all have kept step k. A run that goes on at step r removes what was born in r or later.
+as none begins step k + 1 before all have kept step k, and none keeps the first step before the main process has drawn it. A
+run that goes on at step r removes what was born in r or later.
 
 numpy and the pool's client are all that this needs.
 """
@@ -20,9 +21,10 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
-from rlep.algorithms.live_draws import draw_ids, seen
+from rlep.algorithms.live_draws import Births, draw_ids, seen
 from rlep.algorithms.mixing import check_replays
 from rlep.algorithms.selection import Candidate, ReplaySchedule, select
 from rlep.config.replay import ReplayConfig
@@ -67,7 +69,11 @@ class Origin:
     verifier: str = "reward"
     """Name of the reward function."""
     main: bool = True
-    """False in all processes of a trainer but one, which holds the pool's lease and rewinds."""
+    """False in all processes of a trainer but one, which holds the pool's lease and rewinds.
+
+    The others are not fenced: they go step by step with the main one, so that of an incarnation that was replaced they can still
+    add no more than the step they are in.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +102,8 @@ class Counts:
     stored: int = 0
     duplicates: int = 0
     """Successes that the pool held before."""
+    removed: int = 0
+    """Own responses that no later step sees, which ``trim`` took out of the pool."""
     refused: int = 0
     """Successes that the pool does not take: quarantined ones, or those over its cap."""
     lost: int = 0
@@ -155,10 +163,13 @@ class Replayer:
         self._seed, self._success, self._away, self._restart = seed, success, away, restart
         self._method = replay_method(rule, seed)
         self._schedule = ReplaySchedule(rule.count, rule.schedule, steps=steps)
-        self._first: int | None = None
+        self._first, self._step = 0, -1
         self._begun, self._again = False, 0.0
         self._counts = Counts()
         self._births: dict[str, int] = {}
+        self._own: dict[str, Births] = {}
+        """Of the prompts last drawn for: the run's own responses."""
+        self._trims = rule.source != "offline"
 
     def take_counts(self) -> Counts:
         """Return the counts since the last time."""
@@ -179,7 +190,11 @@ class Replayer:
             DeadlineExceeded: the server does not answer, and ``away`` is ``stop``.
         """
         count, prompt_ids = self.count_at(step), list(dict.fromkeys(prompts))
-        self._first = step if self._first is None else self._first
+        if self._step < 0 or step < self._step:  # a trainer may be trained again, or resume in the same process
+            self._first, self._begun = step, False
+            self._births.clear()
+        self._step = step
+        self._own.clear()
         if not self._begun:
             self._begun = self._asked(self._begin, otherwise=False)
         wanted = list(self._method.with_replays(step, prompt_ids)) if count else []
@@ -255,6 +270,33 @@ class Replayer:
         if report.refused:
             _log.warning("pool %s does not take response %s: %s", self._pool.name, *report.refused[0])
 
+    def trim(self, oldest: int) -> None:
+        """Remove what no step from ``oldest`` on sees of the prompts last drawn for.
+
+        That is what ``replay.per_question`` newer responses have pushed out, or what ``replay.max_age`` has ended. A run that
+        goes on at a step before ``oldest`` draws from fewer responses than the first time. It is done once a prompt has
+        ``replay.per_question`` of them, in any process. A token that may not remove leaves all in the pool.
+
+        Args:
+            oldest: the step of the oldest checkpoint at which the run may go on, or the present step.
+        """
+        rule = self._rule
+        for prompt_id, births in self._own.items():
+            past = {content_id: birth for content_id, birth in births.items() if birth < oldest}
+            gone = past.keys() - seen(past, oldest, per_question=rule.per_question, max_age=rule.max_age)
+            if self._trims and len(gone) >= rule.per_question:
+                self._asked(partial(self._remove, prompt_id, sorted(gone)), otherwise=None)
+
+    def _remove(self, prompt_id: str, content_ids: Sequence[str]) -> None:
+        try:
+            self._counts.removed += self._pool.remove(prompt_id, content_ids)
+        except PoolError as error:
+            self._trims = False
+            _log.warning("what no later step sees stays in the pool: %s", error)
+            return
+        for content_id in content_ids:
+            self._births.pop(content_id, None)
+
     def _begin(self) -> bool:
         """Open the pool, see that it is of this model, and remove what a lost future left."""
         pool, origin, writes = self._pool, self._origin, self._rule.source != "offline"
@@ -278,7 +320,7 @@ class Replayer:
 
     def _rewind(self, stats: PoolStats) -> None:
         """Remove what this run stored in the step at which it goes on, or later."""
-        first, run, pool = self._first or 0, self._origin.run, self._pool
+        first, run, pool = self._first, self._origin.run, self._pool
         versions = [label.rpartition("@") for label in stats.by_policy]
         if not any(name == run and int(version) >= first for name, _, version in versions):
             return
@@ -327,7 +369,7 @@ class Replayer:
 
     def _chosen(self, step: int, prompt_id: str, held: _Held, count: int) -> Sequence[Trajectory]:
         rule, births = self._rule, self._births_of(step, held)
-        own = {content_id: birth for content_id, birth in births.items() if birth >= 0}
+        own = self._own[prompt_id] = {content_id: birth for content_id, birth in births.items() if birth >= 0}
         visible = seen(own, step, per_question=rule.per_question, max_age=rule.max_age)
         ids = sorted(
             content_id

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +28,7 @@ import numpy as np
 from rlep.algorithms.loss_values import Scoring, incomparable
 from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError
-from rlep.core.types import Float32Array, Sampling, Trajectory, prompt_id_of, question_text
+from rlep.core.types import Float32Array, Sampling, Trajectory, prompt_id_of
 from rlep.engines.tokenizer import Tokenizer
 from rlep.integrations.replayer import Origin, Replayer, Row
 from rlep.integrations.rule import replay_rule
@@ -90,6 +92,8 @@ class TrlReplay:
         self._wrapper: Rewards | None = None
         self._function, self._success = "", 1.0
         self._replayer: Replayer | None = None
+        self._of: Callable[[], Any] = lambda: None
+        """The trainer that the replayer is made for, while it lives."""
         self._references: dict[str, str] = {}
         self._scoring = Scoring("")
         self._batch: _Batch | None = None
@@ -135,8 +139,6 @@ class TrlReplay:
             rows, size = _rows_to_generate(trainer, batch.replays), trainer.num_generations
         prompt_ids, images, fields = trainer._tokenize_prompts(prompts)
         if len(rows) < len(prompts):
-            if images is not None:
-                raise ConfigError("prompts with images have no replays: take rlep out of this run")
             fields, size = {name: [values[row] for row in rows] for name, values in fields.items()}, 1
         generated, logprobs = trainer._generate_single_turn([prompt_ids[row] for row in rows], images, fields, size)
         result = {"prompt_ids": prompt_ids, "completion_ids": generated, "logprobs": logprobs}
@@ -157,8 +159,8 @@ class TrlReplay:
 
     def _places(self, prompts: Sequence[Any], trainer: Any) -> _Batch:
         """The rows of a rollout, the last places of each group with replays."""
-        if self._replayer is None:
-            self._replayer = self._made(trainer, prompts[0])
+        if self._replayer is None or self._of() is not trainer:
+            self._replayer, self._of = self._made(trainer, prompts[0]), weakref.ref(trainer)
         size, start = trainer.num_generations, trainer.accelerator.process_index * len(prompts)
         for row in range(1, len(prompts)):
             if (start + row) % size and prompts[row] != prompts[row - 1]:
@@ -170,10 +172,11 @@ class TrlReplay:
         names = [self._name(prompt) for prompt in prompts]
         step = int(trainer.state.global_step)
         replays = self._replayer.fill(step, names, size, start)
+        self._replayer.trim(_resumable(trainer, step))
         return _Batch(step, names, replays, frozenset(trainer.eos_token_ids), trainer.accelerator.num_processes)
 
     def _name(self, prompt: Any) -> str:
-        question = question_text(prompt)
+        question = _question(prompt)
         if self._reference is None:
             return prompt_id_of(question, "")
         if question not in self._references:
@@ -228,7 +231,7 @@ class TrlReplay:
         if self._reference is not None:
             self._references = _references(trainer.train_dataset, self._reference)
         tokenizer = Tokenizer(backend, _prompting(prompt, str(backend.chat_template), trainer.chat_template_kwargs))
-        self._scoring = Scoring(tokenizer.digest, tokenizer.template_digest, float(trainer.temperature))
+        self._scoring = Scoring(tokenizer.digest, tokenizer.template_digest, float(trainer.temperature), bfloat16=True)
         origin = Origin(
             self._run or settings.run_name or Path(settings.output_dir).name,
             tokenizer.digest,
@@ -237,7 +240,7 @@ class TrlReplay:
             max_tokens=trainer.max_completion_length,
             limit="max_completion_length",
             sampling=_sampling(trainer),
-            logprobs_dtype=str(trainer.model.dtype).removeprefix("torch."),
+            logprobs_dtype=_sampled_in(trainer),
             verifier=self._function,
             main=trainer.accelerator.is_main_process,
         )
@@ -298,15 +301,47 @@ def _prompting(prompt: Any, template: str, variables: Mapping[str, Any]) -> Mode
 
 
 def _sampling(trainer: Any) -> Sampling:
-    """Of the trainer's rollouts."""
+    """Of the trainer's rollouts; ``generation_kwargs`` override its other arguments."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: getattr(trainer, name) for name in names} | (trainer.args.generation_kwargs or {})
     return Sampling(
-        temperature=float(trainer.temperature),
-        top_p=float(trainer.top_p),
-        top_k=max(0, trainer.top_k or 0),
+        temperature=float(given["temperature"]),
+        top_p=float(given["top_p"]),
+        top_k=max(0, given["top_k"] or 0),
         max_tokens=int(trainer.max_completion_length),
-        min_p=float(trainer.min_p or 0.0),
-        repetition_penalty=float(trainer.repetition_penalty),
+        min_p=float(given["min_p"] or 0.0),
+        repetition_penalty=float(given["repetition_penalty"]),
     )
+
+
+def _sampled_in(trainer: Any) -> str:
+    """The type in which vLLM computes log-probs; that of one on a server is not known, and the coarsest is assumed."""
+    engine = getattr(trainer.vllm_generation, "llm", None) if trainer.use_vllm else None
+    return "bfloat16" if engine is None else str(engine.model_config.dtype).removeprefix("torch.")
+
+
+def _resumable(trainer: Any, step: int) -> int:
+    """The oldest step at which this training may go on, as the main process knows it; all processes wait for that one."""
+    from accelerate.utils import broadcast_object_list
+
+    names = [path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")]
+    steps = [int(found[1]) for name in names if (found := re.fullmatch(r"checkpoint-(\d+)", name))]
+    return int(broadcast_object_list([min([step, *steps])])[0])
+
+
+def _question(prompt: Any) -> str:
+    """A prompt's text, as rlep names it. Raises ``ConfigError`` where parts of it are no text."""
+    if isinstance(prompt, str):
+        return prompt
+    contents = [
+        [message["content"]] if isinstance(message["content"], str) else message["content"] for message in prompt
+    ]
+    texts = [[part if isinstance(part, str) else part.get("text") for part in content or [{}]] for content in contents]
+    if any(None in parts for parts in texts):
+        raise ConfigError(
+            "prompts with images, or with other parts that are no text, have no replays: take rlep out of this run"
+        )
+    return "\n\n".join("".join(parts) for parts in texts)
 
 
 def _known(logprobs: Sequence[float | None] | None) -> Float32Array | None:
@@ -323,7 +358,7 @@ def _references(dataset: Any, column: str) -> dict[str, str]:
         raise ConfigError(f"reference = {column!r}: train_dataset has no such column; it has {dataset.column_names}")
     found: dict[str, str] = {}
     for row in dataset.select_columns(["prompt", column]):
-        question, reference = question_text(row["prompt"]), str(row[column])
+        question, reference = _question(row["prompt"]), str(row[column])
         if found.setdefault(question, reference) != reference:
             raise ConfigError(
                 f"reference = {column!r}: prompt {question!r:.80} has both {found[question]!r:.40} and "

@@ -49,7 +49,13 @@ TRL_TRAINER = (
         "rollout_func",
     ),
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "tools"),
-    *("environment_factories", "use_vllm", "vllm_importance_sampling_correction", "vllm_importance_sampling_clip_max"),
+    *(
+        "environment_factories",
+        "use_vllm",
+        "vllm_generation",
+        "vllm_importance_sampling_correction",
+        "vllm_importance_sampling_clip_max",
+    ),
 )
 """Attributes of ``GRPOTrainer`` without an underscore that no page of TRL's names."""
 _C10D, _RAY, _GRPO = "torch._C._distributed_c10d", "ray._private", "trl.trainer.grpo_trainer"
@@ -94,6 +100,8 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
             ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
         ),
         *symbols(_GRPO, *(f"GRPOTrainer.{name}" for name in TRL_TRAINER)),
+        *symbols("trl.generation.vllm_generation", "VLLMGeneration.llm"),
+        *symbols("vllm.entrypoints.llm", "LLM.model_config"),
     ),
 }
 """Adapter -> what it uses. A base class's members are listed where they are defined."""

@@ -49,7 +49,7 @@ class PoolLease:
             if remaining > left or time.monotonic() > until:  # it was renewed
                 raise PoolError(
                     f"pool {self._name} is written by {who.partition(' ')[2]}, and one at a time may: "
-                    "end that one, or choose another run.name"
+                    "end that one (in this process, close its client), or choose another run.name or pool"
                 )
             left = remaining
             time.sleep(_POLL_S)

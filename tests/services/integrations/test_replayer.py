@@ -127,6 +127,90 @@ def test_an_earlier_start_is_not_taken_for_this_one(pool_of: OpenPool) -> None:
         assert pool.stats().trajectories == 0
 
 
+def test_a_trainer_that_starts_again_in_its_process_is_rewound_too(pool_of: OpenPool) -> None:
+    replay = replayer(pool_of())
+    for step in range(4):
+        born(replay, step, [row(step + 1)])
+    assert tokens(replay, 2) == [(1,), (2,)]  # resumed at step 2: what was born in 2 and 3 is gone
+    assert pool_of().stats().by_policy == {"run@0": 1, "run@1": 1}
+    with pytest.raises(PoolError, match="2 responses of an earlier start of run run, and this one begins at step 0"):
+        replay.draw(0, [A])
+
+
+def test_what_no_later_step_sees_is_removed(pool_of: OpenPool) -> None:
+    """Two responses of a prompt are seen: nothing goes until two others are there that none sees from the oldest step on."""
+    with pool_of() as pool:
+        born(replayer(pool, origin=replace(ORIGIN, run="teacher")), 0, [row(90), row(91), row(92)])
+    pool = pool_of()
+    replay = replayer(pool, 9, per_question=2)
+    for step in range(6):
+        replay.draw(step, [A])
+        replay.trim(min(step, 4))  # a checkpoint at step 4
+        replay.keep(step, [row(step + 1)])
+        assert len(pool.content_ids(A)) - 3 == {0: 1, 1: 2, 2: 3, 3: 4, 4: 3, 5: 4}[step]
+    assert tokens(replay, 4) == [(3,), (4,), (90,), (91,), (92,)]  # resumed there
+    assert (replay.take_counts().removed, pool.stats().by_policy) == (2, {"run@2": 1, "run@3": 1, "teacher@0": 3})
+
+
+def test_old_responses_are_removed_where_age_ends_them(pool_of: OpenPool) -> None:
+    pool = pool_of()
+    replay = replayer(pool, 9, per_question=2, max_age=1)
+    born(replay, 0, [row(1), row(2)])
+    replay.draw(1, [A])
+    replay.trim(1)  # both are one step old
+    assert len(pool.content_ids(A)) == 2
+    replay.draw(2, [A, B])
+    replay.trim(2)
+    assert pool.content_ids(A) == []
+    born(replay, 2, [row(1)])  # said again, it is new
+    assert tokens(replay, 3) == [(1,)]
+
+
+def test_a_token_that_may_not_remove_leaves_all(
+    pool_of: OpenPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def remove(*_: object) -> int:
+        raise PoolError("pool a: removing needs a token of role admin")
+
+    pool = pool_of()
+    replay = replayer(pool, 9, per_question=1)
+    born(replay, 0, [row(1), row(2), row(3)])
+    monkeypatch.setattr(pool, "remove", remove)
+    with caplog.at_level(logging.WARNING, replayer_module.__name__):
+        for step in (1, 2):
+            replay.draw(step, [A])
+            replay.trim(step)
+    assert caplog.messages == [
+        "what no later step sees stays in the pool: pool a: removing needs a token of role admin"
+    ]
+    assert len(pool.content_ids(A)) == 3
+
+
+def test_a_server_that_goes_in_the_middle_of_a_run_loses_what_is_counted_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replayer_module, "PAUSE_S", 0.0)
+    with reserved_address() as address, PoolClient(address, pool="late", deadline=4) as pool:
+        replay = replayer(pool)
+        with pool_process(tmp_path, address):
+            born(replay, 0, [row(1), row(2)])
+        assert replay.draw(1, [A]) == {}
+        replay.keep(1, [row(3)])
+        with pool_process(tmp_path, address):
+            assert tokens(replay, 2) == [(1,), (2,)]
+        counts = replay.take_counts()
+        assert (counts.stored, counts.lost, counts.away, counts.rows) == (2, 1, 2, 2)
+
+
+def test_a_pool_that_is_sealed_under_the_run_says_so(pool_of: OpenPool) -> None:
+    replay = replayer(pool_of())
+    born(replay, 0, [row(1)])
+    pool_of().seal()
+    assert tokens(replay, 1) == [(1,)]
+    with pytest.raises(PoolError, match="is sealed"):
+        replay.keep(1, [row(2)])
+
+
 def test_an_incarnation_that_was_replaced_cannot_write(pool_of: OpenPool) -> None:
     pool = pool_of()
     old = replayer(pool)

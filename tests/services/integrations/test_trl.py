@@ -154,6 +154,35 @@ def test_a_resumed_training_draws_and_loses_the_same(pool_of: OpenPool, tmp_path
         whole, again, "loss", "grad_norm", "reward"
     )  # the log of the first three steps comes from the checkpoint
     assert pool.digest() == digest
+    again.trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))  # the same objects, once more
+    assert pool.digest() == digest
+
+
+def right(completions: list[Any], **_: object) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def test_one_object_serves_one_trainer_after_another(pool_of: OpenPool, tmp_path: Path) -> None:
+    pool = pool_of()
+    replay = TrlReplay(pool)
+    wrapped = replay.reward(right)
+    for run in ("first", "second"):
+        given: dict[str, Any] = {"rewards": [wrapped], "rollout_func": replay.rollout, "run_name": run}
+        trainer_of(tmp_path / run, **given, max_steps=3, seed=len(run)).train()
+    assert {label.partition("@")[0] for label in pool.stats().by_policy} == {"first", "second"}
+
+
+def test_the_pool_keeps_what_a_checkpoint_or_the_next_step_needs(pool_of: OpenPool, tmp_path: Path) -> None:
+    pool = pool_of()
+    given: dict[str, Any] = {"prompts": 2, "times": 8, "max_steps": 8, "rewards": right}
+    done = trained(tmp_path / "one", TrlReplay(pool, count=1, per_question=1), **given)
+    stored, removed = sum(done.column("replay/stored")), sum(done.column("replay/removed"))
+    assert removed > 0
+    assert pool.stats().trajectories == stored - removed
+    kept = pool_of("kept")
+    given |= {"save_strategy": "steps", "save_steps": 1}
+    saved = trained(tmp_path / "two", TrlReplay(kept, count=1, per_question=1), **given)
+    assert sum(saved.column("replay/removed")) < removed  # checkpoint-1 may be gone on with
 
 
 def test_a_pool_that_rlep_collected_is_found_by_the_reference(pool_of: OpenPool, tmp_path: Path) -> None:

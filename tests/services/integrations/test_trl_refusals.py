@@ -14,6 +14,7 @@ import pytest
 from rlep import PoolClient
 from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError, DeadlineExceeded, MixingError, PoolError, RlepError
+from rlep.core.types import prompt_id_of
 from rlep.engines.tokenizer import Tokenizer
 from rlep.integrations import replayer
 from rlep.integrations.trl import TrlReplay
@@ -191,6 +192,24 @@ def test_options_that_trl_cannot_follow_are_refused(
     with pytest.raises(RlepError) as refused:
         trained(tmp_path, TrlReplay(pool_of(), **given), max_steps=1)
     assert sentence in str(refused.value)
+
+
+IMAGE, PARTS = {"type": "image"}, {"type": "text", "text": "How many?"}
+
+
+def test_prompts_of_texts_are_named_by_them_and_images_are_refused(pool_of: OpenPool, tmp_path: Path) -> None:
+    """Two images with one text would be one prompt in the pool."""
+    replay = TrlReplay(pool_of())
+    trainer = trainer_of(tmp_path, rewards=[replay.reward(correct)], rollout_func=replay.rollout, max_steps=1)
+    trainer.model.train()
+    parts = replay._places(4 * [[{"role": "user", "content": [PARTS, PARTS]}]], trainer)
+    whole = replay._places(4 * [[{"role": "user", "content": "How many?How many?"}]], trainer)
+    assert parts.prompt_ids == whole.prompt_ids == 4 * [prompt_id_of("How many?How many?", "")]
+    for content in ([IMAGE, PARTS], None):
+        with pytest.raises(
+            ConfigError, match="prompts with images, or with other parts that are no text, have no replays"
+        ):
+            replay.rollout(4 * [[{"role": "user", "content": content}]], trainer)
 
 
 def test_one_function_says_what_a_success_is(pool_of: OpenPool, tmp_path: Path) -> None:

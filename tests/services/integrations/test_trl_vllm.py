@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlep.integrations.replayer import Origin
 from rlep.integrations.trl import TrlReplay
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.trl_scene import (
@@ -80,9 +79,11 @@ def test_unknown_logprobs_weigh_one_and_the_ratio_is_to_the_steps_first_policy(
     assert line["sampling/importance_sampling_ratio/mean"] > 0
 
 
-def test_stored_logprobs_weigh_by_truncated_importance_sampling(pool_of: OpenPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_stored_logprobs_weigh_by_truncated_importance_sampling(pool_of: OpenPool, tmp_path: Path, dtype: str) -> None:
+    """In bfloat16 too: fresh responses have no better ones of a vLLM in bfloat16, TRL's usual one."""
     with pool_of() as pool:
-        fill(pool, solutions(3))
+        fill(pool, solutions(3), origin("teacher", logprobs_dtype=dtype))
     replay = TrlReplay(pool_of(), source="offline", count=2, stored_logprobs=True)
     trainer, _ = stepped(replay, tmp_path)
     cap = torch.tensor(trainer.vllm_importance_sampling_clip_max).log()
@@ -90,16 +91,9 @@ def test_stored_logprobs_weigh_by_truncated_importance_sampling(pool_of: OpenPoo
         assert torch.allclose(ratio, (before + 0.25).clamp(max=cap), atol=1e-5)  # as ``fill`` stored them
 
 
-@pytest.mark.parametrize(
-    "teacher",
-    [origin("teacher", logprobs_dtype="bfloat16"), origin("teacher", logprobs_mode="raw")],
-    ids=["bfloat16", "raw"],
-)
-def test_stored_logprobs_that_cannot_be_compared_are_not_used(
-    pool_of: OpenPool, tmp_path: Path, teacher: Origin
-) -> None:
+def test_stored_logprobs_that_cannot_be_compared_are_not_used(pool_of: OpenPool, tmp_path: Path) -> None:
     with pool_of() as pool:
-        fill(pool, solutions(3), teacher)
+        fill(pool, solutions(3), origin("teacher", logprobs_mode="raw"))
     replay = TrlReplay(pool_of(), source="offline", count=2, stored_logprobs=True)
     trainer, _ = stepped(replay, tmp_path, temperature=0.9)
     assert all((ratio == 0).all() for ratio in weights(trainer)[0])
@@ -112,7 +106,13 @@ def test_what_vllm_sampled_is_stored_with_its_logprobs(pool_of: OpenPool, tmp_pa
     pool, engine = pool_of(), Engine()
     replay = TrlReplay(pool, count=1)
     trainer = trainer_of(
-        tmp_path, rewards=[replay.reward(right)], rollout_func=replay.rollout, max_steps=1, temperature=0.7, top_k=5
+        tmp_path,
+        rewards=[replay.reward(right)],
+        rollout_func=replay.rollout,
+        max_steps=1,
+        temperature=0.7,
+        top_k=5,
+        generation_kwargs={"min_p": 0.1},
     )
     with_engine(trainer, engine)
     trainer.train()
@@ -123,3 +123,7 @@ def test_what_vllm_sampled_is_stored_with_its_logprobs(pool_of: OpenPool, tmp_pa
         assert member.logprobs.tolist() == [-0.5] * 5
         assert (member.provenance.logprobs_mode, member.provenance.sampling.temperature) == ("processed", 0.7)
         assert (member.provenance.sampling.top_k, member.provenance.sampling.max_tokens) == (5, 32)
+        assert member.provenance.sampling.min_p == 0.1  # of generation_kwargs
+        assert (
+            member.provenance.logprobs_dtype == "bfloat16"
+        )  # not known of a vLLM elsewhere, whatever the trainer's is

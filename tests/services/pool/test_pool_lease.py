@@ -60,7 +60,8 @@ def test_a_second_driver_is_refused_by_name_and_the_first_goes_on(drivers: Drive
     with pytest.raises(PoolError) as refused:
         drivers.open(2, "/second")
     assert str(refused.value) == (
-        "pool live is written by the run in /first on here, and one at a time may: end that one, or choose another run.name"
+        "pool live is written by the run in /first on here, and one at a time may: end that one (in this process, close its "
+        "client), or choose another run.name or pool"
     )
     assert first.add([trajectory()]).inserted == 1  # not fenced
 
