@@ -43,9 +43,9 @@ class Failed:
 class Commands:
     """``rlep`` in processes of its own; those at work are ended with this process's work."""
 
-    def __init__(self, hours: float) -> None:
-        """``hours``: longest time of one command."""
-        self._seconds = hours * 3600
+    def __init__(self, hours: float, program: Sequence[str] = ("-c", COMMAND)) -> None:
+        """``hours``: longest time of one command. ``program``: Python's arguments; it reads the command as ``rlep`` does."""
+        self._seconds, self._program = hours * 3600, program
         self._running: set[subprocess.Popen[bytes]] = set()
         self._ended = False
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Commands:
             return ""
         log = plan.directory.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-c", COMMAND, plan.command, *map(str, plan.files), "--quiet"]
+        words = [sys.executable, *self._program, plan.command, *map(str, plan.files), "--quiet"]
         words += [word for one in plan.overrides for word in ("--set", one)]
         with log.open("ab") as output:
             with self._lock:
