@@ -52,7 +52,7 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8, "layer_types": ["fu
 @contextmanager
 def served(directory: Path) -> Iterator[str]:
     """The address of a pool server in a process of its own."""
-    words = [sys.executable, "-m", "rlep", "pool", "serve", "--embedded", str(directory)]
+    words = [sys.executable, "-m", "rlep", "pool", "serve", "--embedded", str(directory), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         try:
             assert server.stdout is not None

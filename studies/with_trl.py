@@ -4,8 +4,7 @@
 
 Arms, seeds, what is complete, the ledger and the report are ``rlep study``'s. Each phase is one process that writes what the
 study reads of a run: ``metrics.jsonl`` with the tokens computed so far, ``evaluations.jsonl`` and ``samples/``. One that was
-stopped begins anew. The policy is evaluated after the last rollout before each third of the budget, whatever
-``evaluation.every`` says. TRL trains every group, also those that teach nothing. Needs rlep[tasks,pool] and TRL.
+stopped begins anew. TRL trains every group, also those that teach nothing. Needs rlep[tasks,pool] and TRL.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -40,18 +40,13 @@ from rlep.study.study_runner import Commands
 
 ROWS = 800
 """Responses that an evaluation generates at once."""
-PARTS = 3
-"""Evaluations within the budget, beside that of the base model."""
-MARGIN = 1.1
-"""By how much a rollout may compute more than the one before it: an evaluation beyond the budget would not count."""
 
 
 def conduct_study(file: Path, parallel: int) -> None:
     """Run what is not complete, and write the report."""
     study = read_study(file)
     assert not isinstance(study.study.base, str)
-    program = (str(Path(__file__).resolve()), "--budget", str(study.study.budget))
-    commands = Commands(study.study.phase_hours, program)
+    commands = Commands(study.study.phase_hours, study.study.grid, (str(Path(__file__).resolve()),))
     found = conduct(study, Base(study.study.base), commands, parallel=parallel, say=_say)
     _say(str(write_report(found)))
     if found.failed:
@@ -120,15 +115,24 @@ class Grader:
 class Evaluations:
     """Evaluates the policy on the held-out questions by the sampler of its rollouts, and writes what a study reads."""
 
-    def __init__(self, config: Config, rows: Sequence[PromptRow], grader: Grader) -> None:
-        self._config, self._rows, self._grader = config, rows, grader
-        self._log = EvaluationsLog(config.run.directory / "evaluations.jsonl")
+    def __init__(self, config: Config, rows: Sequence[PromptRow], grader: Grader, log: EvaluationsLog) -> None:
+        self._config, self._rows, self._grader, self._log = config, rows, grader, log
+        self._reached = 0
 
-    def evaluate(self, trainer: Any, step: int, wall_s: float) -> None:
-        """Evaluate after ``step`` rollouts; the training's random numbers go on as if nothing had been."""
+    def evaluate_if_due(self, trainer: Any, step: int, compute: int, wall_s: float) -> None:
+        """Evaluate the base, or the policy after the rollout that reached a point of ``evaluation.compute``."""
+        rule = self._config.evaluation
+        if step == 0:
+            self._evaluate(trainer, step, rule.first_samples or rule.samples, wall_s)
+        elif self._reached < (reached := bisect_right(rule.compute, compute)):
+            self._reached = reached
+            whole = reached == len(rule.compute)
+            self._evaluate(trainer, step, (rule.final_samples or rule.samples) if whole else rule.samples, wall_s)
+
+    def _evaluate(self, trainer: Any, step: int, count: int, wall_s: float) -> None:
         import torch
 
-        count, seed = self._config.evaluation.samples, self._config.run.seed
+        seed = self._config.run.seed  # the training's random numbers go on as if nothing had been
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(seed, "evaluation", step) % 2**32)
             texts = self._responses(trainer, count)
@@ -219,15 +223,16 @@ def settings(config: Config) -> dict[str, Any]:
     }
 
 
-def train(config: Config, budget: float) -> None:
-    """Train one phase, until it has computed more than the budget."""
+def train(config: Config) -> None:
+    """Train one phase, until its study interrupts it at the budget."""
     directory = config.run.directory
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     held_out = [row for file in config.data.evaluation for row in read_rows(file)]
     with ExitStack() as stack:
         grader = Grader(stack.enter_context(GymVerifier()))
-        evaluations = Evaluations(config, held_out, grader)
+        log = stack.enter_context(EvaluationsLog(directory / "evaluations.jsonl"))
+        evaluations = Evaluations(config, held_out, grader, log)
         metrics = stack.enter_context(MetricsLog(directory / "metrics.jsonl"))
         reward, hooks = grader.correct, dict[str, Any]()
         if config.replay.count:
@@ -239,7 +244,7 @@ def train(config: Config, budget: float) -> None:
         trainer = trainer_of(config, reward, hooks)
         ledger = Ledger()
         ledger.count(trainer)
-        trainer.add_callback(_recorder(trainer, ledger, metrics, evaluations, budget))
+        trainer.add_callback(_recorder(trainer, ledger, metrics, evaluations))
         trainer.train()
 
 
@@ -267,32 +272,24 @@ def trainer_of(config: Config, reward: Any, hooks: Mapping[str, Any]) -> Any:
     )
 
 
-def _recorder(trainer: Any, ledger: Ledger, metrics: MetricsLog, evaluations: Evaluations, budget: float) -> Any:
-    """The callback that writes a line after each rollout's updates, evaluates, and ends the training."""
+def _recorder(trainer: Any, ledger: Ledger, metrics: MetricsLog, evaluations: Evaluations) -> Any:
+    """The callback that writes a line after each rollout's updates, and evaluates."""
     from transformers import TrainerCallback
 
     updates = trainer.args.steps_per_generation
 
     class Recorder(TrainerCallback):  # type: ignore[misc]  # mypy does not follow transformers
-        before, parts = 0, 0
-
         def on_train_begin(self, *_: object, **__: object) -> None:
             """Evaluate the base model."""
-            evaluations.evaluate(trainer, 0, metrics.wall_s)
+            evaluations.evaluate_if_due(trainer, 0, 0, metrics.wall_s)
 
-        def on_step_end(self, _: Any, state: Any, control: Any, **__: object) -> None:
+        def on_step_end(self, _: Any, state: Any, *__: object, **___: object) -> None:
             """An optimizer step is done."""
             step, rest = divmod(state.global_step, updates)
-            if rest:
-                return
-            names = ("generated", "scored", "trained")
-            metrics.log(step - 1, {f"compute/{name}_tokens": getattr(ledger, name) for name in names})
-            reached = ledger.compute + MARGIN * (ledger.compute - self.before)
-            self.before = ledger.compute
-            if self.parts < min(PARTS, parts := int(PARTS * reached / budget)):
-                self.parts = parts
-                evaluations.evaluate(trainer, step, metrics.wall_s)
-            control.should_training_stop = ledger.compute > budget
+            if not rest:
+                tokens = {"generated": ledger.generated, "scored": ledger.scored, "trained": ledger.trained}
+                evaluations.evaluate_if_due(trainer, step, ledger.compute, metrics.wall_s)
+                metrics.log(step - 1, {f"compute/{name}_tokens": count for name, count in tokens.items()})
 
     return Recorder()
 
@@ -300,7 +297,7 @@ def _recorder(trainer: Any, ledger: Ledger, metrics: MetricsLog, evaluations: Ev
 @contextmanager
 def pool_server(directory: Path) -> Iterator[PoolClient]:
     """A client of a pool's server, a process over an embedded Redis in the directory."""
-    words = [sys.executable, "-m", "rlep", "pool", "serve", "--embedded", str(directory)]
+    words = [sys.executable, "-m", "rlep", "pool", "serve", "--embedded", str(directory), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -312,19 +309,18 @@ def pool_server(directory: Path) -> Iterator[PoolClient]:
 
 
 def main() -> None:
-    """Conduct a study; with ``train`` and the budget, as a study calls it, one of its phases."""
+    """Conduct a study; with the words of ``rlep train``, one of its phases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--parallel", type=int, default=1, help="arms that run at a time")
     parser.add_argument("--quiet", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--set", action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("file", nargs="+", type=Path)
     given = parser.parse_args()
-    if given.budget is None:
-        conduct_study(given.file[0], given.parallel)
+    first, *files = given.file
+    if first == Path("train"):
+        train(load_config(files, given.set))
     else:
-        _, *files = given.file
-        train(load_config(files, given.set), given.budget)
+        conduct_study(first, given.parallel)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ def normalizers(batch: SequenceBatch, loss: LossConfig, *, fixed_length: int = 0
     """The weight of each sequence's tokens ``[S]``, such that the update's loss is Σ over tokens of weight · p.
 
     Computed once from the whole update, it makes every packing and sharding exact: parts only add sums.
-    Sequences that are not trained weigh 0. All weights are 0 where nothing is trained. ``fixed_length``: see
-    ``sequence_weights``.
+    Sequences that are not trained weigh 0, whether the mean counts them or not. All weights are 0 where nothing is trained.
+    ``fixed_length``: see ``sequence_weights``.
     """
-    return sequence_weights(
-        np.where(batch.trained, batch.response_lengths, 0), batch.groups, loss, fixed_length=fixed_length
-    )
+    counted = batch.trained if batch.counted is None else batch.counted
+    tokens = np.where(counted, batch.response_lengths, 0)
+    return np.where(batch.trained, sequence_weights(tokens, batch.groups, loss, fixed_length=fixed_length), 0.0)
 
 
 def regulariser_normalizers(batch: SequenceBatch, loss: LossConfig, *, fixed_length: int = 0) -> Float64Array:

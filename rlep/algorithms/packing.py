@@ -21,6 +21,7 @@ def sequence_batch(
     *,
     trained: ArrayLike | None = None,
     regularised: BoolArray | None = None,
+    counted: BoolArray | None = None,
 ) -> SequenceBatch:
     """Lay whole groups end to end, members in the order of ``Group.members``.
 
@@ -28,6 +29,7 @@ def sequence_batch(
         advantages: ``[S]`` finite numbers, in that order.
         trained: ``[S]``; False takes a sequence out of the policy's loss; all True by default.
         regularised: ``[S]``; False takes one out of KL and entropy; None: those trained.
+        counted: ``[S]``; False takes one out of the counts behind the policy's mean; None: those trained.
 
     Behaviour log-probs are NaN for the tokens of a trajectory without any, and None where no trajectory has some.
     """
@@ -48,6 +50,7 @@ def sequence_batch(
         groups=np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.members) for group in groups]),
         replayed=np.concatenate([_replayed(group) for group in groups]) if groups else np.zeros(0, np.bool_),
         regularised=regularised,
+        counted=counted,
     )
 
 
@@ -86,6 +89,7 @@ def take(batch: SequenceBatch, indices: ArrayLike) -> SequenceBatch:
         old_logprobs=None if batch.old_logprobs is None else batch.old_logprobs[at],
         behaviour_logprobs=None if batch.behaviour_logprobs is None else batch.behaviour_logprobs[at],
         regularised=None if batch.regularised is None else batch.regularised[chosen],
+        counted=None if batch.counted is None else batch.counted[chosen],
     )
 
 

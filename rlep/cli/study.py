@@ -11,7 +11,8 @@ import typer
 
 from rlep.cli.shell import command_errors
 from rlep.cli.tables import show_table
-from rlep.core.errors import RlepError
+from rlep.core.errors import ConfigError, RlepError
+from rlep.core.files import replace_with
 from rlep.launch.event_loop import ending_signals
 
 if TYPE_CHECKING:
@@ -38,14 +39,10 @@ def run_study(
     study = read_study(file)
     for number in {*ending_signals()} - {signal.SIGINT}:
         signal.signal(number, signal.default_int_handler)  # its commands end with it
-    commands = Commands(study.study.phase_hours)
+    commands = Commands(study.study.phase_hours, study.study.grid)
     found = conduct(study, _base(study.study), commands, parallel=parallel, say=lambda text: typer.echo(text, err=True))
     _show(found)
-    if found.failed:
-        failed = "; ".join(f"{arm}, seed {seed}: {why.reason}" for (arm, seed), why in found.failed.items())
-        raise RlepError(
-            f"{len(found.failed)} of {len(found.failed) + len(found.runs)} arms under seeds failed: {failed}"
-        )
+    _check_whole(found)
 
 
 @study_app.command("report")
@@ -54,15 +51,27 @@ def report_study(
     file: Annotated[
         Path, typer.Argument(metavar="STUDY.toml|STUDY.json", help="A study, or a study.json that was kept.")
     ],
+    *,
+    page: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="Write the page of a study.json that was kept.")
+    ] = None,
 ) -> None:
     """Write the report again, from the files that are there; of a study.json print what it says."""
     from rlep.study.conduct import found_in, keep_plan
     from rlep.study.study_plan import read_study
+    from rlep.view.study_pages import study_file
     from rlep.view.study_tables import read_report
 
     if file.suffix == ".json":
-        _print(read_report(file))
+        whole = read_report(file)
+        _print(whole)
+        if page is not None:
+            with replace_with(page) as part:
+                part.write_text(study_file(whole, {}), encoding="utf-8")
+            typer.echo(f"report: {page}")
         return
+    if page is not None:
+        raise ConfigError(f"--page is for a study.json: the page of {file} is written into study.directory")
     study = read_study(file)
     base = _base(study.study)
     keep_plan(study, base)
@@ -70,6 +79,15 @@ def report_study(
     _show(found)
     if not found.runs:
         raise RlepError(f"no arm of {file} is complete in {study.study.directory}: rlep study run {file} runs them")
+    _check_whole(found)
+
+
+def _check_whole(found: Found) -> None:
+    if found.failed:
+        failed = "; ".join(f"{arm}, seed {seed}: {why.reason}" for (arm, seed), why in found.failed.items())
+        raise RlepError(
+            f"{len(found.failed)} of {len(found.failed) + len(found.runs)} arms under seeds have no result: {failed}"
+        )
 
 
 def _base(study: StudySpec) -> Base:

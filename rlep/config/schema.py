@@ -440,7 +440,7 @@ class Config(Section):
             self.evaluation.every,
             self.run.steps,
         )
-        if not (best or "").startswith("evaluation/") or saves >= steps:
+        if not (best or "").startswith("evaluation/") or saves >= steps or self.evaluation.compute:
             return
         both = math.lcm(saves, evaluates)  # 0 where only the ends are evaluated
         if not both or both >= steps:

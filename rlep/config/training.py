@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -60,6 +60,14 @@ class AdvantageConfig(Section):
     drop_constant: bool = False
     """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there
     either way, and are not computed. KL and entropy, where they are on, act on them all the same."""
+    count_constant: bool = option(
+        False,
+        requires=[
+            needs("advantage.drop_constant", because="groups that are in the loss are in its token count anyway")
+        ],
+    )
+    """Keep those groups in the token count (and ``aggregation``'s counts of sequences and prompts), though they are not computed:
+    the paper's weights without their compute. An update that has no other group is skipped."""
 
 
 class LossConfig(Section):
@@ -185,15 +193,24 @@ class EvaluationConfig(SamplingConfig):
 
     every: Count = 10
     """Steps between evaluations, beside the first and the last; 0 evaluates only at the ends."""
+    compute: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """Compute (generated + scored + 3 × trained tokens) to evaluate at, in place of ``every``: after the step that reaches each.
+    The last of them takes ``final_samples``."""
     samples: Positive = 32
     """n: responses per question."""
+    first_samples: Positive | None = None
+    """n before the first step; None takes ``samples``."""
     final_samples: Positive | None = None
     """n after the last step; None takes ``samples``."""
     temperature: float = option(
         1.0,
         requires=[
             needs(key, 1, *none, when=(0.0,), because="greedy responses to a question are all alike")
-            for key, none in (("evaluation.samples", ()), ("evaluation.final_samples", (None,)))
+            for key, none in (
+                ("evaluation.samples", ()),
+                ("evaluation.first_samples", (None,)),
+                ("evaluation.final_samples", (None,)),
+            )
         ],
         ge=0,
         le=MOST_TEMPERATURE,

@@ -309,7 +309,7 @@ class SequenceBatch:
     advantages: Float32Array
     """``[S]``; zeros where only log-probs are wanted."""
     trained: BoolArray
-    """``[S]``; False takes a sequence out of the policy's loss and of its token count (``mask_truncated``)."""
+    """``[S]``; False takes a sequence out of the policy's loss, and of its token count unless ``counted`` has it."""
     groups: Int32Array
     """``[S]``; equal numbers belong to one prompt."""
     replayed: BoolArray
@@ -320,6 +320,8 @@ class SequenceBatch:
     """Log-probs of the response tokens under the sampler, ``[R]``; for importance sampling and for checks."""
     regularised: BoolArray | None = None
     """``[S]``; sequences in the loss's KL and entropy terms. None: those in ``trained``."""
+    counted: BoolArray | None = None
+    """``[S]``; sequences that the mean of the policy's loss counts. None: those in ``trained``."""
 
     @property
     def computed(self) -> BoolArray:

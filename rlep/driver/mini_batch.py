@@ -22,13 +22,14 @@ def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
     members = [member for group in groups for member in group.members]
     graded = rewards(members, shaping_of(run.config))
     numbers = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
-    trained, regularised = graded.trained, None
-    if run.config.advantage.drop_constant:
+    trained, regularised, counted, rule = graded.trained, None, None, run.config.advantage
+    if rule.drop_constant:
         trained = trained & ~zero_variance(graded.scores, numbers)
         if run.config.loss.kl_coef or run.config.loss.entropy_coef:  # which are not of the rewards
             regularised = graded.trained
+        counted = graded.trained if rule.count_constant else None
     advantages = advantages_of(run.config, graded.scores, numbers)
-    batch = sequence_batch(groups, advantages, trained=trained, regularised=regularised)
+    batch = sequence_batch(groups, advantages, trained=trained, regularised=regularised, counted=counted)
     return MiniBatch(tuple(groups), graded, batch)
 
 

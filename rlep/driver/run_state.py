@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,6 +45,14 @@ class RunState:
     """Steps in a row without an update that had a gradient."""
     method: Mapping[str, Any] = field(default_factory=dict)
     """State of the replay method, as JSON values."""
+    evaluated: int = 0
+    """Points of ``evaluation.compute`` that were reached, and evaluated at."""
+
+    def reached(self, marks: Sequence[float]) -> int:
+        """How many of ``marks`` the run's compute has reached."""
+        names = ("generated", "scored", "trained", "trained", "trained")
+        compute = sum(self.compute.get(name, 0) for name in names)
+        return sum(compute >= mark for mark in marks)
 
     def add_step(self, outcome: StepOutcome, *, keep_used: bool) -> RunState:
         """Return the state after one more step; its metrics are still to be added."""
@@ -67,10 +75,11 @@ class RunState:
         """Return this state with the last step's metrics, whose line is still to be written."""
         return replace(self, unrecorded={name: plain(value) for name, value in metrics.items()})
 
-    def record(self, metrics: Mapping[str, MetricValue], best: str | None) -> RunState:
-        """Return this state after the last step's line was written; ``best`` is scored by it."""
+    def record(self, metrics: Mapping[str, MetricValue], best: str | None, marks: Sequence[float] = ()) -> RunState:
+        """Return this state after the last step's line was written; ``best`` is scored by it, ``marks`` may be reached by it."""
         score = metrics.get(best) if best else None
-        return replace(self, unrecorded={}, metric=best or "", score=score if isinstance(score, int | float) else None)
+        done = replace(self, unrecorded={}, evaluated=self.reached(marks), metric=best or "")
+        return replace(done, score=score if isinstance(score, int | float) else None)
 
 
 def run_metrics(before: RunState, state: RunState, outcome: StepOutcome) -> dict[str, MetricValue]:

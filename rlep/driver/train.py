@@ -150,7 +150,7 @@ class Training:
             step = self._state.step
             metrics = dict(self._state.unrecorded) | await self._evaluate(step)
             self._store.metrics.log(step - 1, metrics)
-            self._state = self._state.record(metrics, best)
+            self._state = self._state.record(metrics, best, config.evaluation.compute)
             written = await self._save() if step % every == 0 or step == steps else {}
         checkpoint = await self._store.checkpoints.finished() or self._last
         if checkpoint is None:
@@ -210,10 +210,12 @@ class Training:
     async def _evaluate(self, step: int) -> dict[str, MetricValue]:
         """Evaluate when it is due after ``step`` steps."""
         rule, last = self._run.config.evaluation, step == self._run.config.run.steps
-        due = step == 0 or last or (rule.every > 0 and step % rule.every == 0)
-        if not due or not self._data.evaluation:
+        reached = self._state.reached(rule.compute)
+        due = reached > self._state.evaluated if rule.compute else rule.every > 0 and step % rule.every == 0
+        if not (due or step == 0 or last) or not self._data.evaluation:
             return {}
-        samples = (rule.final_samples or rule.samples) if last else rule.samples
+        full = last or (bool(rule.compute) and reached == len(rule.compute))
+        samples = (rule.final_samples if full else rule.first_samples if step == 0 else None) or rule.samples
         begun = time.perf_counter()
         evaluated = await evaluate_policy(self._run, self._data.evaluation, samples)
         rows = evaluated.report.to_json()

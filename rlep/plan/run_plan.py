@@ -241,9 +241,9 @@ def _replay(config: Config, pool: PoolCoverage | None) -> ReplayPlan:
 
 def _evaluation(config: Config, questions: int | None) -> EvaluationPlan:
     rule, steps = config.evaluation, config.run.steps
-    between = len(range(rule.every, steps, rule.every)) if rule.every else 0
-    last = rule.final_samples or rule.samples
-    drawn = (1 + between) * rule.samples + last
+    between = len(rule.compute) or (len(range(rule.every, steps, rule.every)) if rule.every else 0)
+    first, last = rule.first_samples or rule.samples, rule.final_samples or rule.samples
+    drawn = first + between * rule.samples + last
     return EvaluationPlan(
         questions=questions,
         times=between + 2 if questions != 0 else 0,

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlep.core.errors import ConfigError, DataError
 from rlep.study.study_plan import ArmSpec, PhasePlan, Study, phases_of
-from rlep.study.study_report import Found
+from rlep.study.study_report import Found, endpoint_of
 from rlep.study.study_results import ArmRun, read_arm
 from rlep.study.study_runner import Failed, PhaseRunner, Pipeline, Say, run_pipelines
 
@@ -31,9 +31,10 @@ class Base:
 
 def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: Say) -> Found:
     """Run what is not complete; see ``found_in`` for the rest. Raises ConfigError before anything starts."""
+    spec = study.study
     for arm in study.arm:  # every configuration is valid, whatever tuning will choose
-        for value in _values(arm):
-            phases_of(study.study, _tuned(arm, value), study.study.seeds[0], base.files, base.overrides)
+        for value, replicate in product(_values(arm), spec.replicates(spec.seeds[:1])):
+            _check_samples(study, phases_of(spec, _tuned(arm, value), replicate, base.files, base.overrides)[-1])
     keep_plan(study, base)
     budget = study.study.budget
     if study.study.tuning_seeds:
@@ -41,6 +42,15 @@ def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: S
     arms = _chosen(study, base)[0]
     failed = run_pipelines(_testing(study, arms, base), run, budget=budget, parallel=parallel, say=say)
     return found_in(study, base, failed)
+
+
+def _check_samples(study: Study, last: PhasePlan) -> None:
+    rule, spec = last.config.evaluation, study.study
+    samples = (rule.final_samples or rule.samples) if spec.evaluations else rule.samples
+    for endpoint in (*spec.claims, spec.tune_by):
+        if int(endpoint.partition("@")[2] or 1) > samples:
+            key = "evaluation.final_samples" if spec.evaluations else "evaluation.samples"
+            raise ConfigError(f"{endpoint} needs as many samples: {key} is {samples}; set it under study.set")
 
 
 def keep_plan(study: Study, base: Base) -> None:
@@ -70,7 +80,7 @@ def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None 
     runs: dict[Pipeline, ArmRun] = {}
     missing = dict(failed or {})
     ready = {arm.name for arm in arms}
-    for arm, seed in product(study.arm, study.study.seeds):
+    for arm, seed in product(study.arm, study.study.replicates(study.study.seeds)):
         if arm.name not in ready:
             why = f"no value of {next(iter(arm.tune))} has a result under every tuning seed"
             missing[arm.name, seed] = Failed("tuning", why)
@@ -78,7 +88,7 @@ def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None 
         if pipeline in missing:
             continue
         try:
-            runs[pipeline] = read_arm(plans, study.study.budget)
+            runs[pipeline] = read_arm(plans, study.study.budget, study.study.grid)
         except (DataError, OSError) as error:
             missing[pipeline] = Failed(plans[-1].command, str(error))
     return Found(study, runs, missing, tuned, notes)
@@ -98,33 +108,34 @@ def _tuning(study: Study, base: Base) -> dict[Pipeline, list[PhasePlan]]:
         (f"{arm.name} {json.dumps(value)}", seed): phases_of(spec, _tuned(arm, value), seed, base.files, base.overrides)
         for arm in study.arm
         if arm.tune
-        for value, seed in product(_values(arm), spec.tuning_seeds)
+        for value, seed in product(_values(arm), spec.replicates(spec.tuning_seeds))
     }
 
 
 def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any], list[str]]:
-    """The arms as they are tested, the values that tuning chose, by the largest mean area, and what it could not try.
+    """The arms as they are tested, the values that tuning chose, by the largest mean of ``tune_by``, and what it could not try.
 
     Arms that no tuning succeeded for are left out.
     """
     plans, arms, tuned, notes = _tuning(study, base), list[ArmSpec](), dict[str, Any](), list[str]()
+    spec = study.study
     for arm in study.arm:
-        areas: dict[int, float] = {}
+        means: dict[int, float] = {}
         for index, value in enumerate(_values(arm) if arm.tune else []):
             name = f"{arm.name} {json.dumps(value)}"
             found = []
-            for seed in study.study.tuning_seeds:
+            for seed in spec.replicates(spec.tuning_seeds):
                 try:
-                    budget = study.study.budget
-                    found.append(read_arm(plans[name, seed], budget).area(budget).mean())
+                    run = read_arm(plans[name, seed], spec.budget, spec.grid)
+                    found.append(endpoint_of(run, spec.tune_by, spec.budget).mean())
                 except (DataError, OSError) as error:
                     notes.append(f"{name}, tuning seed {seed}: no result, so this value was not chosen: {error}")
                     break
             else:
-                areas[index] = float(np.mean(found))
-        if areas:
-            tuned[arm.name] = _values(arm)[max(areas, key=lambda index: areas[index])]
-        if areas or not arm.tune:
+                means[index] = float(np.mean(found))
+        if means:
+            tuned[arm.name] = _values(arm)[max(means, key=lambda index: means[index])]
+        if means or not arm.tune:
             arms.append(_tuned(arm, tuned.get(arm.name)))
     return arms, tuned, notes
 
@@ -133,7 +144,7 @@ def _testing(study: Study, arms: Sequence[ArmSpec], base: Base) -> dict[Pipeline
     spec = study.study
     return {
         (arm.name, seed): phases_of(spec, arm, seed, base.files, base.overrides)
-        for seed, arm in product(spec.seeds, arms)
+        for seed, arm in product(spec.replicates(spec.seeds), arms)
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,9 +19,21 @@ from rlep.core.errors import ConfigError
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9 +._=-]{0,60}$")]
 Command = Literal["train", "collect", "sft"]
+Endpoint = Annotated[str, Field(pattern="^(area|final|pass|pass@[1-9][0-9]{0,3})$")]
+"""``area``: mean accuracy over compute. At the last evaluation within the budget ``final``: accuracy, ``pass``: any of its n
+samples, ``pass@k``: any of k, estimated from all n."""
+ENDPOINTS = ("area", "final", "pass")
+"""Those that every study compares."""
+Replicate = int | str
+"""Seed, or base and seed as ``base/seed`` where a study has several bases."""
+MOST_REPLICATES = 20
+"""Of which all sign patterns are counted."""
 _SHARED = ("data.", "evaluation.", "verifier.", "model.", "rollout.max_tokens", "generator.dtype")
 """Keys in which arms may not differ: the questions, and how a policy is evaluated on them."""
-_SET_HERE = ("run.seed", "run.name", "run.directory", "model.path", "pool.directory", "pool.url", "pool.name")
+_SET_HERE = (
+    *("run.seed", "run.name", "run.directory", "model.path", "pool.directory", "pool.url", "pool.name"),
+    "evaluation.compute",
+)
 QUICKSTART = "quickstart"
 
 
@@ -92,12 +104,42 @@ class StudySpec(Section):
     """Configuration files, relative to the study's, or the quickstart's task."""
     budget: float = Field(gt=0)
     """Compute that every arm is compared at: generated + scored + 3 × trained tokens, prompts included."""
-    seeds: tuple[int, ...] = Field(min_length=1, max_length=20)
+    bases: dict[Name, dict[str, Any]] = Field(default_factory=dict)
+    """Base models, by name, with the keys that make each (``model.path``); every arm begins with each of them under each seed.
+    Empty: that of ``base``."""
+    seeds: tuple[int, ...] = Field(min_length=1, max_length=MOST_REPLICATES)
     tuning_seeds: tuple[int, ...] = ()
+    tune_by: Endpoint = "area"
+    """What tuning chooses the largest mean of."""
+    claims: tuple[Endpoint, ...] = ()
+    """Endpoints that the protocol claims by, the first one first: Holm's correction is over all arms at all of them. Empty: over
+    the arms at each endpoint."""
+    evaluations: int = Field(0, ge=0, le=1000)
+    """Equal parts of the budget, after each of which every arm's last phase is evaluated, with ``evaluation.final_samples`` at
+    the budget; 0: by steps (``evaluation.every``)."""
     phase_hours: float = Field(24.0, gt=0)
     """Longest time that one phase may take."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Keys that all phases override."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """By which arms are compared."""
+        return (*ENDPOINTS, *(claim for claim in self.claims if claim not in ENDPOINTS))
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """Compute of the ``evaluations``; the last is the budget."""
+        return tuple(self.budget * part / self.evaluations for part in range(1, self.evaluations + 1))
+
+    def replicates(self, seeds: Sequence[int]) -> tuple[Replicate, ...]:
+        """Each base with each of the seeds, or the seeds."""
+        return tuple(f"{base}/{seed}" for base in self.bases for seed in seeds) or tuple(seeds)
+
+    def parts_of(self, replicate: Replicate) -> tuple[str, int]:
+        """Base and seed of a replicate; the base is empty where there is one."""
+        base, _, seed = str(replicate).rpartition("/")
+        return base, int(seed)
 
 
 class Study(Section):
@@ -123,16 +165,30 @@ class Study(Section):
             raise ConfigError(
                 f"arms that tune: {', '.join(tuned) or 'none'}; tuning_seeds = {list(tuning)}: set both or neither"
             )
-        for key in self.study.set:
-            if key in _SET_HERE:
-                raise ConfigError(f"study.set: {key} is set by the study itself")
+        _check_set_here("study.set", self.study.set)
+        for name, keys in self.study.bases.items():
+            _check_set_here(f"study.bases.{name}", keys.keys() - {"model.path"})
+        if len(self.study.bases) == 1:
+            raise ConfigError("study.bases has one base: put its keys under study.set, or name a second one")
+        for group in (seeds, tuning):
+            if len(self.study.replicates(group)) > MOST_REPLICATES:
+                raise ConfigError(
+                    f"{len(self.study.bases)} bases with {len(group)} seeds: at most {MOST_REPLICATES} in all"
+                )
+        if len(set(self.study.claims)) < len(self.study.claims):
+            raise ConfigError(f"study.claims = {list(self.study.claims)}: one comes twice")
         return self
 
 
-def _check_keys(where: str, keys: Mapping[str, Any]) -> None:
+def _check_set_here(where: str, keys: Iterable[str]) -> None:
     for key in keys:
         if key in _SET_HERE:
             raise ConfigError(f"{where}: {key} is set by the study itself")
+
+
+def _check_keys(where: str, keys: Mapping[str, Any]) -> None:
+    _check_set_here(where, keys)
+    for key in keys:
         if key.startswith(_SHARED):
             raise ConfigError(f"{where}: arms may not differ in {key}; set it for all, under study.set")
 
@@ -174,15 +230,18 @@ class PhasePlan:
         return self.directory / "checkpoints" / f"step-{self.config.run.steps:06d}" / "model"
 
 
-def phases_of(study: StudySpec, arm: ArmSpec, seed: int, files: Sequence[Path], task: Sequence[str]) -> list[PhasePlan]:
+def phases_of(
+    study: StudySpec, arm: ArmSpec, replicate: Replicate, files: Sequence[Path], task: Sequence[str]
+) -> list[PhasePlan]:
     """The phases of an arm, in order. ``files`` and ``task``: configuration files and overrides of the base.
 
     Phases that are the same command with the same settings, seed and inputs have the same directory, whatever the arm.
     Raises ConfigError where one of them is no valid configuration.
     """
     plans: dict[str, PhasePlan] = {}
+    base, seed = study.parts_of(replicate)
     for phase in arm.phase:
-        given = {**study.set, **phase.set}
+        given = {**study.set, **study.bases.get(base, {}), **phase.set}
         inputs = [str(plans[one].directory) if one else "" for one in (phase.model, phase.pool)]
         identity = json.dumps([phase.command, given, seed, *inputs], sort_keys=True)
         name = f"{phase.command}-{hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()}"

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from rlep.algorithms.evaluation import ks_for, pass_at_k
 from rlep.core.files import replace_with
 from rlep.core.types import Float64Array
-from rlep.study.study_plan import Study
+from rlep.study.study_plan import Endpoint, Replicate, Study
 from rlep.study.study_results import SHORT, ArmRun, Point
 from rlep.study.study_runner import Failed, Pipeline
 from rlep.study.study_statistics import Paired, holm, paired
 from rlep.view.study_pages import study_file
 
-if TYPE_CHECKING:
-    pass
-
-Endpoint = Literal["area", "final", "pass"]
+PARTS = 10
+"""Of the budget, after which lost questions are looked for where the study has no grid of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +35,10 @@ class Found:
     notes: Sequence[str] = ()
     """Values that tuning could not try, and why."""
 
-    def of(self, arm: str) -> dict[int, ArmRun]:
-        """Seed → run, of the test seeds that have one."""
-        return {seed: self.runs[arm, seed] for seed in self.study.study.seeds if (arm, seed) in self.runs}
+    def of(self, arm: str) -> dict[Replicate, ArmRun]:
+        """Seed, or base and seed → run, of the test seeds that have one."""
+        spec = self.study.study
+        return {seed: self.runs[arm, seed] for seed in spec.replicates(spec.seeds) if (arm, seed) in self.runs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +48,22 @@ class Comparison:
     arm: str
     control: str
     endpoint: Endpoint
-    seeds: tuple[int, ...]
+    seeds: tuple[Replicate, ...]
     paired: Paired
     p_holm: float | None
-    """Adjusted over the arms, against the control that is best at the endpoint; None against the others."""
+    """Adjusted over the family of claims, against the control that is best at the endpoint; None for what is no claim."""
+    by_base: Mapping[str, float]
+    """Mean difference of each base; empty where there is one."""
 
 
 def endpoint_of(run: ArmRun, endpoint: Endpoint, budget: float) -> Float64Array:
-    """``[Q]``: the area, or accuracy or pass@n at the last evaluation that the budget pays for."""
+    """``[Q]``: the area, or accuracy, pass@n or pass@k at the last evaluation that the budget pays for."""
     if endpoint == "area":
         return run.area(budget)
-    last = run.within(budget)[-1].samples
-    return last.accuracy if endpoint == "final" else last.best
+    last = run.within(budget)[-1]
+    if endpoint == "final":
+        return last.samples.accuracy
+    return pass_at(last, int(endpoint.partition("@")[2] or last.samples.count))
 
 
 def best_control(found: Found, endpoint: Endpoint = "area") -> str | None:
@@ -76,27 +79,36 @@ def best_control(found: Found, endpoint: Endpoint = "area") -> str | None:
 
 def comparisons(found: Found) -> list[Comparison]:
     """Every arm with every control, for each endpoint."""
-    rows: list[Comparison] = []
-    budget = found.study.study.budget
+    spec = found.study.study
+    rows = [row for endpoint in spec.endpoints for row in _compared(found, endpoint)]
+    adjusted: dict[int, float] = {}
+    for family in [spec.claims] if spec.claims else [(endpoint,) for endpoint in spec.endpoints]:
+        best = {endpoint: best_control(found, endpoint) for endpoint in family}
+        claims = [index for index, row in enumerate(rows) if best.get(row.endpoint) == row.control]
+        adjusted |= zip(claims, holm([rows[index].paired.p for index in claims]), strict=True)
+    return [replace(row, p_holm=adjusted.get(index)) for index, row in enumerate(rows)]
+
+
+def _compared(found: Found, endpoint: Endpoint) -> list[Comparison]:
+    """Every arm with every control at an endpoint."""
+    spec, rows = found.study.study, list[Comparison]()
     controls = [arm.name for arm in found.study.arm if arm.control]
-    for endpoint in get_args(Endpoint):
-        best, made = best_control(found, endpoint), list[Comparison]()
-        for control in controls:
-            for arm in (one.name for one in found.study.arm if one.name not in controls):
-                left, right = found.of(arm), found.of(control)
-                seeds = tuple(seed for seed in left if seed in right)
-                if not seeds:
-                    continue
-                differences = [
-                    endpoint_of(left[seed], endpoint, budget) - endpoint_of(right[seed], endpoint, budget)
-                    for seed in seeds
-                ]
-                made.append(Comparison(arm, control, endpoint, seeds, paired(np.array(differences)), None))
-        against = [row for row in made if row.control == best]
-        adjusted = dict(zip(map(id, against), holm([row.paired.p for row in against]), strict=True))
-        rows += [
-            Comparison(row.arm, row.control, row.endpoint, row.seeds, row.paired, adjusted.get(id(row))) for row in made
-        ]
+    for control in controls:
+        for arm in (one.name for one in found.study.arm if one.name not in controls):
+            left, right = found.of(arm), found.of(control)
+            seeds = tuple(seed for seed in left if seed in right)
+            if not seeds:
+                continue
+            difference = [
+                endpoint_of(left[seed], endpoint, spec.budget) - endpoint_of(right[seed], endpoint, spec.budget)
+                for seed in seeds
+            ]
+            result = paired(np.array(difference))
+            bases: dict[str, list[float]] = {}
+            for seed, mean in zip(seeds, result.by_seed, strict=True):
+                bases.setdefault(spec.parts_of(seed)[0], []).append(mean)
+            by_base = {base: float(np.mean(means)) for base, means in bases.items() if base}
+            rows.append(Comparison(arm, control, endpoint, seeds, result, None, by_base))
     return rows
 
 
@@ -105,43 +117,64 @@ def summary(found: Found) -> dict[str, Any]:
     spec = found.study.study
     arms = []
     for arm in found.study.arm:
-        runs = {str(seed): _figures(run, spec.budget) for seed, run in found.of(arm.name).items()}
+        runs = {str(seed): _figures(run, found.study) for seed, run in found.of(arm.name).items()}
         failed = {str(seed): asdict(why) for (name, seed), why in found.failed.items() if name == arm.name}
         row: dict[str, Any] = {"name": arm.name, "control": arm.control, "seeds": runs, "failed": failed}
         arms.append(row | ({"tuned": found.tuned[arm.name]} if arm.name in found.tuned else {}))
     return {
         "name": spec.name,
         "budget": spec.budget,
-        "seeds": list(spec.seeds),
+        "seeds": list(spec.replicates(spec.seeds)),
+        "claims": list(spec.claims),
         "best_control": best_control(found),
+        "bases": _bases(found),
         "arms": arms,
         "notes": list(found.notes),
         "comparisons": [asdict(row) for row in comparisons(found)],
     }
 
 
-def _figures(run: ArmRun, budget: float) -> dict[str, Any]:
-    points = run.within(budget)
-    last = points[-1]
+def _bases(found: Found) -> list[dict[str, Any]]:
+    """The base models as the first arm that begins with one evaluates it."""
+    rows: dict[str, dict[str, Any]] = {}
+    for (_, replicate), run in found.runs.items():
+        point, (base, _) = run.points[0], found.study.study.parts_of(replicate)
+        if point.step == 0:
+            rows.setdefault(base, {"name": f"base model {base}".strip(), **_evaluated(point)})
+    return [*rows.values()]
+
+
+def _figures(run: ArmRun, study: Study) -> dict[str, Any]:
+    budget, points = study.study.budget, run.within(study.study.budget)
+    last, fewest = points[-1], min(point.samples.count for point in points)
+    lost, solved = run.lost(budget, study.study.evaluations or PARTS)
     return {
         "compute": min(run.compute, budget),  # when it was stopped beyond that is up to the clock
         "reached": last.compute / budget,
         "short": run.compute < SHORT * budget,
         "area": float(run.area(budget).mean()),
-        "final": float(last.samples.accuracy.mean()),
-        "samples": last.samples.count,
-        "pass": float(last.samples.best.mean()),
+        **_evaluated(last),
         "distinct": float(last.samples.distinct.mean()),
-        "lost": run.lost(budget),
-        "pass_at": {str(k): float(_pass_at(last, k).mean()) for k in ks_for(last.samples.count)},
+        "lost": lost,
+        "lost_share": lost / solved if solved else 0.0,
         "curve": [
-            [one.compute, one.step, one.seconds, float(one.samples.accuracy.mean()), float(one.samples.best.mean())]
+            [one.compute, one.step, one.seconds, float(one.samples.accuracy.mean()), float(pass_at(one, fewest).mean())]
             for one in points
         ],
     }
 
 
-def _pass_at(point: Point, k: int) -> Float64Array:
+def _evaluated(point: Point) -> dict[str, Any]:
+    return {
+        "final": float(point.samples.accuracy.mean()),
+        "samples": point.samples.count,
+        "pass": float(point.samples.best.mean()),
+        "pass_at": {str(k): float(pass_at(point, k).mean()) for k in ks_for(point.samples.count)},
+    }
+
+
+def pass_at(point: Point, k: int) -> Float64Array:
+    """``[Q]``: share of draws of k of the samples that have a correct one."""
     right = np.rint(point.samples.accuracy * point.samples.count).astype(np.int64)
     return pass_at_k(right, point.samples.count, k)
 

@@ -26,7 +26,8 @@ class Point:
     """One evaluation of an arm's present policy."""
 
     compute: float
-    """Generated + scored + 3 × trained tokens of the arm so far, earlier phases and collections included."""
+    """Generated + scored + 3 × trained tokens of the arm so far, earlier phases and collections included; after the step that
+    reached a point of the study's grid, that point."""
     seconds: float
     """Time that the arm's runs have worked so far."""
     step: int
@@ -61,17 +62,28 @@ class ArmRun:
             dtype=np.float64,
         )
 
-    def lost(self, budget: float) -> int:
-        """Questions that an earlier evaluation solved and the last one does not."""
-        *before, last = self.within(budget)
-        ever = np.zeros(len(self.questions), dtype=np.bool_)
-        for point in before:
-            ever |= point.samples.best > 0
-        return int((ever & (last.samples.best == 0)).sum())
+    def lost(self, budget: float, parts: int) -> tuple[int, int]:
+        """Questions that were solved before and are not at the last evaluation, and all that were solved before.
+
+        Looked at after each of ``parts`` equal parts of the budget, where the latest evaluation holds, and each time by as many
+        samples: a run with more evaluations, or more samples at the end, has no more chances than another.
+        """
+        *_, last = points = self.within(budget)
+        held = [
+            max(
+                (point for point in points if point.compute <= budget * part / parts),
+                key=points.index,
+                default=points[0],
+            )
+            for part in range(parts)
+        ]
+        samples = min(point.samples.count for point in (*held, last))
+        ever = np.any([point.samples.first < samples for point in held], axis=0)
+        return int((ever & (last.samples.first >= samples)).sum()), int(ever.sum())
 
 
-def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
-    """Read the finished runs of an arm's phases.
+def read_arm(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] = ()) -> ArmRun:
+    """Read the finished runs of an arm's phases; ``grid``: compute that it is evaluated at.
 
     Raises DataError naming the file that is missing or says too little.
     """
@@ -105,7 +117,9 @@ def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
                     f"{phase.directory}: its evaluation at step {step} has other questions than the first one"
                 )
             questions = found.questions
-            points.append(Point(compute + at, seconds + evaluated[step], steps + step, found))
+            begun = compute + ((compute_at(run.table, step - 1) or 0.0) if step else at)
+            at = max((mark for mark in grid if begun < mark <= compute + at), default=compute + at)
+            points.append(Point(at, seconds + evaluated[step], steps + step, found))
         compute, steps = compute + last, steps + made
         seconds += run.table.wall_s[-1] if len(run.table) else 0.0
     if not points:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from rlep.study.study_plan import PhasePlan
+from rlep.study.study_plan import PhasePlan, Replicate
 from rlep.study.study_results import taken_by
 from rlep.view.state import complete_mark
 
@@ -27,8 +27,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have sta
 ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG: interrupted where the study is killed
 runpy.run_module("rlep", run_name="__main__", alter_sys=True)
 """
-Pipeline = tuple[str, int]
-"""Arm and seed."""
+Pipeline = tuple[str, Replicate]
+"""Arm and seed, or base and seed."""
 Say = Callable[[str], None]
 
 
@@ -43,9 +43,12 @@ class Failed:
 class Commands:
     """``rlep`` in processes of its own; those at work are ended with this process's work."""
 
-    def __init__(self, hours: float, program: Sequence[str] = ("-c", COMMAND)) -> None:
-        """``hours``: longest time of one command. ``program``: Python's arguments; it reads the command as ``rlep`` does."""
-        self._seconds, self._program = hours * 3600, program
+    def __init__(self, hours: float, grid: Sequence[float] = (), program: Sequence[str] = ("-c", COMMAND)) -> None:
+        """``hours``: longest time of one command; ``grid``: an arm's compute to evaluate its last phase at, the budget last.
+
+        ``program``: Python's arguments, which take a command's words as ``rlep`` does.
+        """
+        self._seconds, self._grid, self._program = hours * 3600, grid, program
         self._running: set[subprocess.Popen[bytes]] = set()
         self._ended = False
         self._lock = threading.Lock()
@@ -57,7 +60,11 @@ class Commands:
         log = plan.directory.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
         words = [sys.executable, *self._program, plan.command, *map(str, plan.files), "--quiet"]
-        words += [word for one in plan.overrides for word in ("--set", one)]
+        overrides = [*plan.overrides]
+        if self._grid and limit < inf:
+            marks = [limit - (self._grid[-1] - mark) for mark in self._grid]  # of the phase's own compute
+            overrides.append(f"evaluation.compute={[mark for mark in marks if mark > 0]}")
+        words += [word for one in overrides for word in ("--set", one)]
         with log.open("ab") as output:
             with self._lock:
                 if self._ended:

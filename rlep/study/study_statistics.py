@@ -12,6 +12,11 @@ from rlep.core.types import Float64Array
 
 RESAMPLES = 10_000
 _LEVEL = 0.95
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
+)
+"""0.975 quantiles of Student's t with 1, 2, … degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,9 @@ class Paired:
     """95 % interval of the mean."""
     p: float
     """Two-sided, by the signs of the seeds' differences; at least 2 / 2^seeds."""
+    t_low: float | None = None
+    t_high: float | None = None
+    """95 % interval by Student's t over the seeds' differences, for these questions; None for one seed."""
 
 
 def paired(differences: Float64Array, *, seed: int = 0) -> Paired:
@@ -40,7 +48,15 @@ def paired(differences: Float64Array, *, seed: int = 0) -> Paired:
     means = ((seed_counts @ differences) * question_counts).sum(axis=1) / (seeds * questions)
     low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     by_seed = differences.mean(axis=1)
-    return Paired(tuple(by_seed.tolist()), float(by_seed.mean()), float(low), float(high), sign_flip_p(by_seed))
+    mean, p, half = float(by_seed.mean()), sign_flip_p(by_seed), t_half_width(by_seed)
+    ends = (None, None) if half is None else (mean - half, mean + half)
+    return Paired(tuple(by_seed.tolist()), mean, float(low), float(high), p, *ends)
+
+
+def t_half_width(differences: Float64Array) -> float | None:
+    """Half the 95 % t interval of a mean of 2 to 20 differences; None for one."""
+    count = len(differences)
+    return None if count < 2 else float(T_QUANTILES[count - 2] * differences.std(ddof=1) / np.sqrt(count))
 
 
 def sign_flip_p(differences: Float64Array) -> float:

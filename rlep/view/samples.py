@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlep.core.types import Float64Array
+from rlep.core.types import Float64Array, Int64Array
 from rlep.view.rollouts import read_rows
 from rlep.view.run_files import RunPlace
 
@@ -27,6 +27,8 @@ class Samples:
     """Different correct answers."""
     count: int
     """n: samples of each question."""
+    first: Int64Array
+    """Samples before the first correct one; n or more where none is."""
 
 
 def read_samples(run: RunPlace, step: int, source: str | None = None) -> Samples:
@@ -35,7 +37,10 @@ def read_samples(run: RunPlace, step: int, source: str | None = None) -> Samples
     parts = ("samples", f"step-{step:06d}.parquet")
     counts: Counter[str] = Counter()
     right: dict[str, list[str | None]] = {}
+    first: dict[str, int] = {}
     for row in read_rows(run, parts, ("prompt_id", "status", "extracted"), only, MOST_SAMPLES):
+        if row["status"] == "correct":
+            first.setdefault(row["prompt_id"], counts[row["prompt_id"]])
         counts[row["prompt_id"]] += 1
         right.setdefault(row["prompt_id"], []).extend([row["extracted"]] if row["status"] == "correct" else [])
     asked = sorted(counts)
@@ -45,4 +50,5 @@ def read_samples(run: RunPlace, step: int, source: str | None = None) -> Samples
         np.array([float(bool(right[name])) for name in asked]),
         np.array([float(len(set(right[name]))) for name in asked]),
         max(counts.values(), default=0),
+        np.array([first.get(name, MOST_SAMPLES) for name in asked], dtype=np.int64),
     )

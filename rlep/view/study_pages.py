@@ -72,6 +72,7 @@ def body_of(whole: Mapping[str, Any], plan: Mapping[str, Any], name: str, notes:
         "title": str(whole.get("name", section_of(plan, "study").get("name", name))),
         "budget": number_of(whole.get("budget", section_of(plan, "study").get("budget"))),
         "control": whole.get("best_control"),
+        "claims": ", ".join(map(str, list_of(whole.get("claims")))),
         "several": min(len(list_of(whole.get("seeds", section_of(plan, "study").get("seeds")))), 1000),
         "planned": _planned(plan),
         "arms": table(lambda: arm_rows(whole), "arms"),

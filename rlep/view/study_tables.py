@@ -57,7 +57,9 @@ def single_seed(whole: Mapping[str, Any]) -> list[str]:
 
 def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
     """A row for each arm: means over its seeds."""
-    rows, between = [], _between(whole)
+    between = _between(whole)
+    shares = all("lost_share" in row for arm in whole["arms"] for row in arm["seeds"].values())
+    rows = [_base_row(base, between) for base in whole.get("bases", ())]
     for arm in whole["arms"]:
         found = [*arm["seeds"].values()]
 
@@ -73,11 +75,19 @@ def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
                 **{f"pass@{k} %": mean_of([row["pass_at"][k] for row in found]) for k in between},
                 "pass@n %": mean("pass"),
                 "distinct": mean("distinct", 1, 2),
-                "lost": mean("lost", 1, 1),
+                **({"lost %": mean("lost_share")} if shares else {"lost": mean("lost", 1, 1)}),
                 "tuned": json.dumps(arm["tuned"]) if "tuned" in arm else "",
             }
         )
     return rows
+
+
+def _base_row(base: Mapping[str, Any], between: Sequence[str]) -> dict[str, str]:
+    """The base model's row; an arm's last evaluation may have more samples."""
+    chances = {f"pass@{k} %": mean_of([base["pass_at"][k]] if k in base["pass_at"] else []) for k in between}
+    shown = {"seeds": "", "area %": "", "final %": mean_of([base["final"]])} | chances
+    whole = {"pass@n %": mean_of([base["pass"]]), "distinct": "", "lost %": "", "tuned": ""}
+    return {"arm": f"{base['name']}, {counted(base['samples'], 'sample')}", **shown, **whole}
 
 
 def mean_of(values: Sequence[float], scale: float = 100, digits: int = 1) -> str:
@@ -102,10 +112,20 @@ def comparison_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
                 "arm": row["arm"],
                 "against": row["control"],
                 "difference": f"{100 * found['mean']:+.2f}",
-                "95 %": f"{100 * found['low']:+.2f} … {100 * found['high']:+.2f}" if several else "one seed",
+                "95 %": _interval(found["low"], found["high"]) if several else _interval(None, None),
+                **({"t over seeds": _interval(found["t_low"], found["t_high"])} if "t_low" in found else {}),
                 "by seed": ", ".join(f"{100 * difference:+.2f}" for difference in found["by_seed"]),
                 "p": f"{found['p']:.3g}" if several else "–",
+                **({"by base": _by_base(row["by_base"])} if row.get("by_base") else {}),
                 "p (Holm)": "" if row["p_holm"] is None or not several else f"{row['p_holm']:.3g}",
             }
         )
     return rows
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "one seed" if low is None or high is None else f"{100 * low:+.2f} … {100 * high:+.2f}"
+
+
+def _by_base(means: Mapping[str, float]) -> str:
+    return ", ".join(f"{base} {100 * mean:+.2f}" for base, mean in means.items())

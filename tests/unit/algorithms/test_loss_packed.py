@@ -17,7 +17,7 @@ from rlep.algorithms.loss import NO_REPLAY, LossSums, packed_policy_loss, packed
 from rlep.algorithms.loss_values import high_entropy_mask, normalizers, regulariser_normalizers
 from rlep.algorithms.packing import Budget, pack, take
 from rlep.config.section import CorrectionConfig
-from rlep.config.training import LossConfig
+from rlep.config.training import Aggregation, LossConfig
 from rlep.core.types import SequenceBatch
 from tests.unit.algorithms.algorithm_values import FEW, batch_of, packed_one
 
@@ -260,6 +260,25 @@ def test_a_sequence_that_is_not_trained_weighs_nothing_and_counts_nothing() -> N
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [-0.5, -0.5, 0, 0, 0]
     assert sums.metrics()["fresh/trajectories"] == 1
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weight"),
+    [  # 2 trained tokens of one group beside 3 counted ones of another
+        ("token-mean", 1 / 5),
+        ("prompt-token-mean", 1 / (2 * 2)),
+        ("seq-mean-token-mean", 1 / (2 * 2)),
+        ("seq-mean-token-sum", 1 / 2),
+        ("fixed-length", 1 / (2 * 9)),
+    ],
+)
+def test_a_sequence_that_is_counted_and_not_trained_only_lightens_the_others(
+    aggregation: Aggregation, weight: float
+) -> None:
+    batch = batch_of([2, 3, 4], advantages=[1.0, 0.0, 0.0], trained=[True, False, False], old=np.zeros(9))
+    batch = replace(batch, groups=np.arange(3, dtype=np.int32), counted=np.array([True, True, False]))
+    assert normalizers(batch, LossConfig(aggregation=aggregation), fixed_length=9).tolist() == [weight, 0.0, 0.0]
+    assert normalizers(take(batch, [0, 2]), LossConfig()).tolist() == [0.5, 0.0]
 
 
 def test_an_update_with_nothing_to_train_is_zero() -> None:

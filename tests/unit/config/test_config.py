@@ -156,6 +156,10 @@ TIS = 'loss.correction={weight="token",cap=2}'
             ["advantage.scale=batch", "advantage.drop_constant=true"],
             r'scale = "batch" with advantage\.drop_constant = true: a group of equal rewards has a gradient with it',
         ),
+        (
+            ["advantage.count_constant=true"],
+            r"^advantage\.count_constant = true needs advantage\.drop_constant, not false",
+        ),
         ([*DISTILLED, TIS], r"^loss\.correction with loss\.reward_coef = 0"),
         ([*DISTILLED, TIS, "rollout.max_staleness=1"], r"^rollout\.max_staleness with loss\.reward_coef = 0"),
         ([*DISTILLED, "loss.high_entropy_fraction=0.2"], r"^loss\.high_entropy_fraction with loss\.reward_coef = 0"),

@@ -87,7 +87,10 @@ def test_an_override_without_key_or_value_is_refused(text: str) -> None:
         ("lr=1e-4", r"unknown key lr; did you mean update\.lr\?"),
         ("rollout.lr=1e-4", r"unknown key rollout\.lr; did you mean update\.lr\?"),
         ("zzz=1", r"unknown key zzz; known: run, model, data, "),
-        ("advantage.zzz=1", r"unknown key advantage\.zzz; known: estimator, ddof, eps, scale, drop_constant"),
+        (
+            "advantage.zzz=1",
+            r"unknown key advantage\.zzz; known: estimator, ddof, eps, scale, drop_constant, count_constant",
+        ),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlep.algorithms.loss_values import normalizers
+from rlep.config.training import LossConfig
 from rlep.driver.run_state import tokens_computed
 from rlep.driver.step_metrics import step_metrics
 from tests.unit.driver.test_driver_step import PROMPTS, stepped, with_pool
@@ -24,6 +26,18 @@ async def test_drop_constant_takes_groups_without_signal_out_of_the_token_count(
     assert (values["update/count"], values["update/skipped"]) == (1, 1)
     assert values["loss/trajectories/fresh"] == 3
     assert values["group/informative"] == 0.25
+
+
+async def test_dropped_groups_that_are_counted_leave_the_papers_weights() -> None:
+    scene = with_pool(advantage={"drop_constant": True, "count_constant": True}, replay={"count": 0})
+    scene.verifiers.verdicts = {prompt.id: ["correct"] * 3 for prompt in PROMPTS}
+    scene.verifiers.verdicts[PROMPTS[1].id] = ["correct", "wrong", "wrong"]
+    await stepped(scene)
+    first, second = scene.learner.batches
+    assert [first.computed.tolist(), second.computed.tolist()] == [[False] * 3 + [True] * 3, [False] * 6]
+    tokens = int(first.response_lengths.sum())  # of both groups of the update
+    assert normalizers(first, LossConfig()).tolist() == [0.0] * 3 + [1 / tokens] * 3
+    assert not normalizers(second, LossConfig()).any()
 
 
 @pytest.mark.parametrize("loss", [{}, {"kl_coef": 0.1}, {"entropy_coef": 0.1}], ids=str)

@@ -18,6 +18,7 @@ from tests.unit.driver.driver_fakes import Killed, Scene, World, filled_pool, sc
 from tests.unit.driver.driver_values import P, batch_bytes, config_of, evaluations, prompt_set, prompts_of, untimed
 
 TRAIN = prompt_set(10)
+COMPUTED = ("generated", "scored", "trained")
 HELD_OUT = prompts_of(1, prefix="held", source="aime")
 
 
@@ -99,6 +100,25 @@ async def test_evaluation_only_at_the_ends_or_not_at_all(tmp_path: Path) -> None
     assert [(row["step"], row["n"]) for row in evaluations(tmp_path / "ends")] == [(0, 2), (4, 2)]
     await new_scene().train(tmp_path / "none", TRAIN)
     assert evaluations(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("kill_at", [None, 40, 75, 100])
+async def test_evaluates_after_the_step_that_reaches_a_point_of_compute(
+    tmp_path: Path, undisturbed: tuple[Path, Scene], kill_at: int | None
+) -> None:
+    counts = [line["metrics"] for line in read_lines(undisturbed[0] / "metrics.jsonl")]
+    generated, scored, trained_tokens = ([row[f"compute/{name}_tokens"] for row in counts] for name in COMPUTED)
+    compute = [a + b + 3 * c for a, b, c in zip(generated, scored, trained_tokens, strict=True)]
+    marks = [compute[0] + 1, compute[2]]  # within the second step, and at the end of the third
+    config = config_of(evaluation={"compute": marks, "first_samples": 3})
+    scene = new_scene(config)
+    if kill_at is not None:
+        scene.world.kill_at = kill_at
+        with pytest.raises(Killed):
+            await trained(tmp_path, scene)
+    await trained(tmp_path, new_scene(config))
+    # 3 samples at the start, 4 at the last point and after the last step
+    assert [(row["step"], row["n"]) for row in evaluations(tmp_path)] == [(0, 3), (2, 2), (3, 4), (4, 4)]
 
 
 EVENTS = 119

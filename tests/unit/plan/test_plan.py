@@ -93,6 +93,13 @@ def test_evaluations_at_both_ends_and_between() -> None:
     assert (plan.times, plan.samples) == (4, 1680)
 
 
+def test_evaluations_at_points_of_compute_and_at_both_ends() -> None:
+    # 8 before the first step, twice 4 at the points, 16 after the last: 32 of each of 10 questions
+    rule = {"compute": [1e3, 2e3], "samples": 4, "first_samples": 8, "final_samples": 16}
+    plan = make_plan(parse_config({"evaluation": rule}), Known(evaluation_questions=10)).evaluation
+    assert (plan.times, plan.samples) == (4, 320)
+
+
 def test_an_evaluation_due_at_the_last_step_is_not_counted_twice() -> None:
     tree = {"run": {"steps": 20}, "evaluation": {"every": 10, "samples": 1}}
     assert make_plan(parse_config(tree), Known(evaluation_questions=1)).evaluation.samples == 3  # 0, 10, 20

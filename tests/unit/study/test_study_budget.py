@@ -87,6 +87,18 @@ def test_a_command_is_stopped_where_its_compute_passes_the_limit(endless: PhaseP
     assert not (endless.directory / "stopped").exists()
 
 
+def test_the_last_phase_is_told_its_points_of_the_budgets_grid(endless: PhasePlan, tmp_path: Path) -> None:
+    (tmp_path / "rlep" / "__main__.py").write_text(
+        f"import sys, pathlib; pathlib.Path({str(tmp_path / 'words')!r}).write_text(' '.join(sys.argv))"
+    )
+    run = Commands(hours=1, grid=(500, 1000, 1500, 2000))
+    # earlier phases have taken 1300 of 2000: what is left of the grid is at 1500 and 2000
+    assert run(endless, 700) == ""
+    assert "--set evaluation.compute=[200, 700]" in (tmp_path / "words").read_text()
+    assert run(endless, inf) == ""  # an earlier phase
+    assert "evaluation.compute" not in (tmp_path / "words").read_text()
+
+
 def test_a_killed_study_interrupts_its_command(endless: PhasePlan) -> None:
     """So that the same study goes on from its checkpoint, and meets no run of its own."""
     study = multiprocessing.get_context("fork").Process(target=partial(Commands(hours=1), endless, inf))

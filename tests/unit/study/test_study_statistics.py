@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
-from rlep.study.study_statistics import holm, paired, sign_flip_p
+from rlep.study.study_statistics import T_QUANTILES, holm, paired, sign_flip_p, t_half_width
 
 
 def test_sign_flips_are_counted_one_by_one() -> None:
@@ -45,3 +46,22 @@ def test_holm_by_hand() -> None:
     assert holm([0.02, 0.5, 0.01, 0.03]) == pytest.approx([0.06, 0.5, 0.04, 0.06])
     assert holm([0.6, 0.9]) == pytest.approx([1.0, 1.0])
     assert holm([]) == []
+
+
+def test_the_t_interval_by_hand() -> None:
+    # 1, 2, 3: mean 2, deviation 1, two degrees of freedom: 4.303 / sqrt(3)
+    assert t_half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(2.48434, abs=1e-5)
+    found = paired(np.array([[1.0], [2.0], [3.0]]))
+    assert (found.t_low, found.t_high) == pytest.approx((2 - 2.48434, 2 + 2.48434), abs=1e-5)
+    alone = paired(np.array([[1.0, 2.0]]))
+    assert (alone.t_low, alone.t_high) == (None, None)
+
+
+@pytest.mark.parametrize("freedom", range(1, 20))
+def test_95_percent_of_the_density_lie_within_the_quantile(freedom: int) -> None:
+    end = T_QUANTILES[freedom - 1]
+    x = np.linspace(-end, end, 20_001)
+    constant = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+    density = constant * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
+    assert np.trapezoid(density, x) == pytest.approx(0.95, abs=1e-4)
+    assert len(T_QUANTILES) == 19
