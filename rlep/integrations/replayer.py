@@ -188,6 +188,40 @@ class Replayer:
         self._count(step, drawn, wanted)
         return drawn
 
+    def fill(self, step: int, prompts: Sequence[str], size: int, first: int = 0) -> list[Trajectory | None]:
+        """Draw as ``draw`` does for rows that stand in groups: the last places of a group are its replays.
+
+        Args:
+            step: of the trainer.
+            prompts: the prompt id of each row, ``[R]``, those of a group side by side.
+            size: rows of a group.
+            first: number of the first row among those of all processes.
+
+        Returns:
+            ``[R]``: the replay of a row; None where the current policy generates, in every group once at least.
+
+        Raises:
+            ConfigError: a group has no place for a fresh response, or rows of two prompts; the rule needs rewards.
+        """
+        if self.decides_late:
+            raise ConfigError(
+                f'replay.method = "{self._rule.method}", or replay.only_below: rewards would say who gets replays, and there are '
+                "none yet when the places of a group are filled; choose another method, and leave only_below out"
+            )
+        if size <= self._rule.count:
+            raise ConfigError(
+                f"groups of {size} with count = {self._rule.count}: a group needs a fresh response; make it "
+                f"{self._rule.count + 1} or more, e.g. G + {self._rule.count} for the paper's addition to G"
+            )
+        for row in range(1, len(prompts)):
+            if (first + row) % size and prompts[row] != prompts[row - 1]:
+                raise ConfigError(f"rows {row - 1} and {row} are of one group of {size} and of two prompts")
+        drawn, places = self.draw(step, prompts), [(first + row) % size - size for row in range(len(prompts))]
+        return [
+            drawn[name][place] if -place <= len(drawn.get(name, ())) else None
+            for name, place in zip(prompts, places, strict=True)
+        ]
+
     def accepts(self, rows: Sequence[Row]) -> bool:
         """Decide by the method and ``replay.only_below`` whether the replays of a prompt join its fresh responses."""
         fresh = [self._trajectory(0, row) for row in rows]

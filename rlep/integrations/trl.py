@@ -169,12 +169,7 @@ class TrlReplay:
                 )
         names = [self._name(prompt) for prompt in prompts]
         step = int(trainer.state.global_step)
-        drawn = self._replayer.draw(step, names)
-        replays: list[Trajectory | None] = []
-        for row, name in enumerate(names):
-            found = drawn.get(name, ())
-            place = (start + row) % size - (size - len(found))
-            replays.append(found[place] if place >= 0 else None)
+        replays = self._replayer.fill(step, names, size, start)
         return _Batch(step, names, replays, frozenset(trainer.eos_token_ids), trainer.accelerator.num_processes)
 
     def _name(self, prompt: Any) -> str:
@@ -246,7 +241,7 @@ class TrlReplay:
             verifier=self._function,
             main=trainer.accelerator.is_main_process,
         )
-        replayer = Replayer(
+        return Replayer(
             self._pool,
             origin,
             self._rule,
@@ -256,12 +251,6 @@ class TrlReplay:
             away=self._away,
             restart=self._restart,
         )
-        if replayer.decides_late:
-            raise ConfigError(
-                f'replay.method = "{self._rule.method}", or replay.only_below: rewards would say who gets replays, and TRL has '
-                "them when all places of a group are filled; choose another method, and leave only_below out"
-            )
-        return replayer
 
     def _check(self, trainer: Any) -> None:
         """Refuse settings under which replays would be something else than they seem. Raises ``ConfigError``."""

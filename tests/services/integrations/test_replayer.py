@@ -289,3 +289,22 @@ def test_a_choice_that_cannot_be_followed_is_refused(pool_of: OpenPool, given: d
 def test_pool_and_run_have_names(pool_of: OpenPool, name: str, run: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         replayer(pool_of(name), origin=replace(ORIGIN, run=run))
+
+
+def test_the_last_places_of_a_group_are_its_replays(pool_of: OpenPool) -> None:
+    replay = replayer(pool_of())
+    born(replay, 0, [row(1), row(2), row(3, prompt=B)])
+
+    def filled(prompts: list[str], size: int, first: int = 0) -> list[list[int] | None]:
+        rows = replay.fill(1, prompts, size, first)
+        return [None if member is None else member.tokens.tolist() for member in rows]
+
+    of_a = [member.tokens.tolist() for member in replay.draw(1, [A])[A]]
+    assert filled([A] * 4 + [B] * 4, 4) == [None, None, *of_a, None, None, None, [3]]
+    assert filled([A] * 3 + [B] * 2, 4, first=5) == [None, *of_a, None, None]  # as the middle one of three processes
+    with pytest.raises(ConfigError, match="groups of 2 with count = 2: a group needs a fresh response"):
+        replay.fill(1, [A, A], 2)
+    with pytest.raises(ConfigError, match="rows 1 and 2 are of one group of 4 and of two prompts"):
+        replay.fill(1, [A, A, B, B], 4)
+    with pytest.raises(ConfigError, match=r"or replay\.only_below: rewards would say who gets replays"):
+        replayer(pool_of(), only_below=0.5).fill(0, [A] * 4, 4)
