@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlep.core.errors import ConfigError, DataError
-from rlep.study.study_plan import ArmSpec, PhasePlan, Study, phases_of
+from rlep.study.study_plan import ArmSpec, PhasePlan, Study, StudySpec, phases_of
 from rlep.study.study_report import Found, endpoint_of
 from rlep.study.study_results import ArmRun, read_arm
 from rlep.study.study_runner import Failed, PhaseRunner, Pipeline, Say, run_pipelines
@@ -33,8 +33,8 @@ def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: S
     """Run what is not complete; see ``found_in`` for the rest. Raises ConfigError before anything starts."""
     spec = study.study
     for arm in study.arm:  # every configuration is valid, whatever tuning will choose
-        for value, replicate in product(_values(arm), spec.replicates(spec.seeds[:1])):
-            _check_samples(study, phases_of(spec, _tuned(arm, value), replicate, base.files, base.overrides)[-1])
+        for values, replicate in product(arm.candidates, spec.replicates(spec.seeds[:1])):
+            _check_samples(study, phases_of(spec, arm.with_tuned(values), replicate, base.files, base.overrides)[-1])
     keep_plan(study, base)
     budget = study.study.budget
     if study.study.tuning_seeds:
@@ -62,7 +62,10 @@ def keep_plan(study: Study, base: Base) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(now, indent=1) + "\n")
         return
-    before = _flat(json.loads(path.read_text()))
+    stored = json.loads(path.read_text())
+    spec = StudySpec.model_fields
+    grown = {key: spec[key].default for key in ("tune_by", "evaluations")}  # which an earlier version did not write
+    before = _flat({**stored, "study": grown | stored["study"]})
     changed = [
         f"{key}: {json.dumps(before.get(key))} there, {json.dumps(value)} here"
         for key, value in (_flat(now) | dict.fromkeys(before.keys() - _flat(now).keys())).items()
@@ -82,7 +85,7 @@ def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None 
     ready = {arm.name for arm in arms}
     for arm, seed in product(study.arm, study.study.replicates(study.study.seeds)):
         if arm.name not in ready:
-            why = f"no value of {next(iter(arm.tune))} has a result under every tuning seed"
+            why = f"no value of {' and '.join(arm.tune)} has a result under every tuning seed"
             missing[arm.name, seed] = Failed("tuning", why)
     for pipeline, plans in _testing(study, arms, base).items():
         if pipeline in missing:
@@ -94,21 +97,20 @@ def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None 
     return Found(study, runs, missing, tuned, notes)
 
 
-def _values(arm: ArmSpec) -> Sequence[Any]:
-    return next(iter(arm.tune.values()), [None])
-
-
-def _tuned(arm: ArmSpec, value: Any) -> ArmSpec:
-    return arm.with_tuned(next(iter(arm.tune)), value) if arm.tune else arm
+def _shown(values: Mapping[str, Any]) -> Any:
+    """A candidate as it is named: its value, or all of them by their keys."""
+    return next(iter(values.values())) if len(values) == 1 else dict(values)
 
 
 def _tuning(study: Study, base: Base) -> dict[Pipeline, list[PhasePlan]]:
     spec = study.study
     return {
-        (f"{arm.name} {json.dumps(value)}", seed): phases_of(spec, _tuned(arm, value), seed, base.files, base.overrides)
+        (f"{arm.name} {json.dumps(_shown(values))}", seed): phases_of(
+            spec, arm.with_tuned(values), seed, base.files, base.overrides
+        )
         for arm in study.arm
         if arm.tune
-        for value, seed in product(_values(arm), spec.replicates(spec.tuning_seeds))
+        for values, seed in product(arm.candidates, spec.replicates(spec.tuning_seeds))
     }
 
 
@@ -121,8 +123,8 @@ def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any], li
     spec = study.study
     for arm in study.arm:
         means: dict[int, float] = {}
-        for index, value in enumerate(_values(arm) if arm.tune else []):
-            name = f"{arm.name} {json.dumps(value)}"
+        for index, values in enumerate(arm.candidates if arm.tune else []):
+            name = f"{arm.name} {json.dumps(_shown(values))}"
             found = []
             for seed in spec.replicates(spec.tuning_seeds):
                 try:
@@ -133,10 +135,11 @@ def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any], li
                     break
             else:
                 means[index] = float(np.mean(found))
-        if means:
-            tuned[arm.name] = _values(arm)[max(means, key=lambda index: means[index])]
-        if means or not arm.tune:
-            arms.append(_tuned(arm, tuned.get(arm.name)))
+        chosen = arm.candidates[max(means, key=lambda index: means[index])] if means else {}
+        if chosen:
+            tuned[arm.name] = _shown(chosen)
+        if chosen or not arm.tune:
+            arms.append(arm.with_tuned(chosen))
     return arms, tuned, notes
 
 

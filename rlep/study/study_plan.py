@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -62,8 +63,8 @@ class ArmSpec(Section):
     name: Name
     control: bool = False
     """The other arms are compared with it."""
-    tune: dict[str, list[Any]] = Field(default_factory=dict)
-    """One key and its values: the tuning seeds choose one, for the last phase."""
+    tune: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    """Keys and their values, for the last phase: the tuning seeds choose among all combinations."""
     phase: tuple[PhaseSpec, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -84,14 +85,17 @@ class ArmSpec(Section):
             _check_keys(f"arm {self.name}, phase {phase.label}", phase.set)
         if self.phase[-1].command == "collect":
             raise ConfigError(f"arm {self.name} ends with a collection: its last phase must train")
-        if len(self.tune) > 1:
-            raise ConfigError(f"arm {self.name} tunes {' and '.join(self.tune)}: tune one key")
         _check_keys(f"arm {self.name}, tune", self.tune)
         return self
 
-    def with_tuned(self, key: str, value: Any) -> ArmSpec:
-        """The arm with a value of what it tunes."""
-        last = self.phase[-1].model_copy(update={"set": self.phase[-1].set | {key: value}})
+    @property
+    def candidates(self) -> tuple[dict[str, Any], ...]:
+        """The combinations that it tunes over; an empty one where it tunes nothing."""
+        return tuple(dict(zip(self.tune, values, strict=True)) for values in product(*self.tune.values()))
+
+    def with_tuned(self, values: Mapping[str, Any]) -> ArmSpec:
+        """The arm with one of its candidates."""
+        last = self.phase[-1].model_copy(update={"set": {**self.phase[-1].set, **values}})
         return self.model_copy(update={"tune": {}, "phase": (*self.phase[:-1], last)})
 
 

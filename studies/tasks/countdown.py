@@ -1,6 +1,7 @@
 """The task of studies/countdown-*.toml: some numbers, a target, and a tiny base that has learned to play and forgotten the aim.
 
-    python studies/tasks/countdown.py 3 runs/countdown-3        (needs rlep[tasks]; about four minutes on one core)
+    python studies/tasks/countdown.py 3 runs/countdown-3             (needs rlep[tasks])
+    python studies/tasks/countdown.py 3 runs/countdown-3 --base      (and a base, as in studies/bases; some minutes)
 
 Questions are reasoning-gym's countdown with 3 numbers up to 20, or 4 up to 9, written briefly: ``16 11 2>54``. A response works
 from left to right, ``16+11=27.27*2=54.<answer>(16+11)*2</answer>``, and reasoning-gym's scorer grades the expression.
@@ -109,14 +110,18 @@ def show(stage: str, done: int) -> None:
 
 
 def main(count: int, directory: Path) -> None:
-    """Write ``train.parquet``, ``held-out.parquet`` and ``model/``; the same bytes on the same kind of processor."""
-    import torch
-
-    torch.set_num_threads(1)
+    """Write ``train.parquet`` and ``held-out.parquet``."""
     directory.mkdir(parents=True, exist_ok=True)
     questions = rows(TRAIN + HELD_OUT, count)
     write_verl(directory / "train.parquet", questions[:TRAIN], split="train", ability="countdown")
     write_verl(directory / "held-out.parquet", questions[TRAIN:], split="heldout", ability="countdown")
+
+
+def train_base(count: int, directory: Path) -> None:
+    """Write ``model/``; the same bytes on the same kind of processor."""
+    import torch
+
+    torch.set_num_threads(1)
     model = build_model(len(VOCABULARY))
     pretrain(model, STAGES, partial(texts, count), build_tokenizer(CONTEXT, VOCABULARY), show)
     save_base(directory / "model", model.eval(), VOCABULARY)
@@ -124,3 +129,5 @@ def main(count: int, directory: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    if "--base" in sys.argv[3:]:
+        train_base(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,6 +1,7 @@
 """The task of studies/grid-*.toml: the shortest way through a grid, and a tiny base that walks and has forgotten where to.
 
-    python studies/tasks/grid.py runs/grid        (needs rlep[tasks]; about four minutes on one core)
+    python studies/tasks/grid.py runs/grid             (needs rlep[tasks])
+    python studies/tasks/grid.py runs/grid --base      (and a base, as in studies/bases; some minutes)
 
 Questions are reasoning-gym's shortest_path with 5 × 5 cells, a quarter of them blocked, whose way takes 4 to 8 moves and has at
 least three right answers; its cells are written without spaces, row by row. A response is ``<answer>right down down</answer>``.
@@ -142,14 +143,18 @@ def show(stage: str, done: int) -> None:
 
 
 def main(directory: Path) -> None:
-    """Write ``train.parquet``, ``held-out.parquet`` and ``model/``; the same bytes on the same kind of processor."""
-    import torch
-
-    torch.set_num_threads(1)
+    """Write ``train.parquet`` and ``held-out.parquet``."""
     directory.mkdir(parents=True, exist_ok=True)
     questions = rows(TRAIN + HELD_OUT)
     write_verl(directory / "train.parquet", questions[:TRAIN], split="train", ability="shortest_path")
     write_verl(directory / "held-out.parquet", questions[TRAIN:], split="heldout", ability="shortest_path")
+
+
+def train_base(directory: Path) -> None:
+    """Write ``model/``; the same bytes on the same kind of processor."""
+    import torch
+
+    torch.set_num_threads(1)
     model = build_model(len(VOCABULARY))
     pretrain(model, STAGES, texts, build_tokenizer(CONTEXT, VOCABULARY), show)
     save_base(directory / "model", model.eval(), VOCABULARY)
@@ -157,3 +162,5 @@ def main(directory: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    if "--base" in sys.argv[2:]:
+        train_base(Path(sys.argv[1]))

@@ -166,6 +166,18 @@ def test_the_directory_of_another_study_is_refused_with_the_difference(tmp_path:
         conducted(changed(file, "budget = 2000", "budget = 3000"), MadeUp())
 
 
+def test_a_study_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
+    file, run = study_file(tmp_path), MadeUp()
+    conducted(file, MadeUp())
+    plan = tmp_path / "study" / "plan.json"
+    before = json.loads(plan.read_text())
+    for key in ("tune_by", "evaluations", "claims", "bases"):
+        del before["study"][key]
+    plan.write_text(json.dumps(before))
+    conducted(file, run)
+    assert run.ran == []
+
+
 def test_a_changed_base_is_refused(tmp_path: Path) -> None:
     file = study_file(tmp_path)
     conducted(file, MadeUp())

@@ -191,3 +191,12 @@ def test_a_kept_study_json_becomes_the_page_again(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["study", "report", str(file), "--page", str(page)])
     assert refused.exit_code == 2
     assert "--page is for a study.json" in refused.output
+
+
+def test_all_combinations_of_several_keys_are_tuned(tmp_path: Path) -> None:
+    both = '{ "update.lr" = [0.1, 0.2], "replay.count" = [4, 2] }'
+    run = MadeUp()
+    found = conducted(changed(study_file(tmp_path), ('{ "update.lr" = [0.1, 0.2] }', both)), run)
+    assert len(run.ran) == 4 + 2 * 6
+    assert found.tuned == {"live": {"update.lr": 0.2, "replay.count": 4}}  # with 0.2 all alike: the first
+    assert found.runs.keys() >= {("live", 1), ("live", 2)}
