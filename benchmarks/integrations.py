@@ -1,6 +1,6 @@
 """Time that replay in TRL adds to a step, beyond the rows: ``rlep.integrations.trl`` and ``.replayer`` with a pool server.
 
-    python benchmarks/integrations.py [--json] [--out FILE]      (six minutes)
+    python benchmarks/integrations.py [--json] [--out FILE]      (six minutes of processor time)
 
 * ``trl_step_ratio``: optimizer steps of one ``GRPOTrainer`` in turn with ``TrlReplay`` and with a rollout function that does
   the same without rlep: 8 prompts, of 16 rows each 12 are generated, and 4 are given, there from a dictionary in memory. So
