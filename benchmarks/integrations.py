@@ -45,6 +45,20 @@ MODEL = Path(__file__).resolve().parents[1] / "rlep" / "quickstart" / "model"
 PROMPTS, GROUP, REPLAYS, TOKENS = 8, 16, 4, 48
 HELD, STORED_TOKENS, VOCABULARY = 8, 250, 40_000
 QUANTILES = (0.1, 0.5, 0.9)
+SETTINGS: dict[str, Any] = {
+    "run_name": "run",
+    "per_device_train_batch_size": PROMPTS * GROUP,
+    "num_generations": GROUP,
+    "max_completion_length": TOKENS,
+    "learning_rate": 1e-6,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "report_to": [],
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+}
 WIDER = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 5}
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8, "layer_types": ["full_attention"] * 5}
 
@@ -194,22 +208,7 @@ def steps(name: str, pairs: int, address: str, output: Path) -> dict[str, Any]:
         trainer = GRPOTrainer(
             model=model_of(name),
             processing_class=tokenizer,
-            args=GRPOConfig(
-                str(output),
-                run_name="run",
-                max_steps=2 * pairs + 4,
-                per_device_train_batch_size=PROMPTS * GROUP,
-                num_generations=GROUP,
-                max_completion_length=TOKENS,
-                learning_rate=1e-6,
-                save_strategy="no",
-                logging_strategy="no",
-                report_to=[],
-                use_cpu=True,
-                bf16=False,
-                gradient_checkpointing=False,
-                disable_tqdm=True,
-            ),
+            args=GRPOConfig(str(output), max_steps=2 * pairs + 4, **SETTINGS),
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": one.question}], "answer": str(one.answer)} for one in asked]
             ),
