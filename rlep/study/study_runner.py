@@ -43,9 +43,12 @@ class Failed:
 class Commands:
     """``rlep`` in processes of its own; those at work are ended with this process's work."""
 
-    def __init__(self, hours: float, grid: Sequence[float] = ()) -> None:
-        """``hours``: longest time of one command; ``grid``: an arm's compute to evaluate its last phase at, the budget last."""
-        self._seconds, self._grid = hours * 3600, grid
+    def __init__(self, hours: float, grid: Sequence[float] = (), program: Sequence[str] = ("-c", COMMAND)) -> None:
+        """``hours``: longest time of one command; ``grid``: an arm's compute to evaluate its last phase at, the budget last.
+
+        ``program``: Python's arguments, which take a command's words as ``rlep`` does.
+        """
+        self._seconds, self._grid, self._program = hours * 3600, grid, program
         self._running: set[subprocess.Popen[bytes]] = set()
         self._ended = False
         self._lock = threading.Lock()
@@ -56,7 +59,7 @@ class Commands:
             return ""
         log = plan.directory.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-c", COMMAND, plan.command, *map(str, plan.files), "--quiet"]
+        words = [sys.executable, *self._program, plan.command, *map(str, plan.files), "--quiet"]
         overrides = [*plan.overrides]
         if self._grid and limit < inf:
             marks = [limit - (self._grid[-1] - mark) for mark in self._grid]  # of the phase's own compute

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, NoReturn
 
 from rlep.core.errors import RecordRefused
@@ -36,6 +36,8 @@ _SCORE, _PART = "verdict.score", "verdict.part."
 _SAMPLING, _TEMPLATE = "provenance.sampling", "prompt.template"
 _NUMBERED = ("temperature", "top_p", "top_k", "max_tokens")
 """Fields of ``Sampling`` that a record has as numbers of its own."""
+_WRITTEN = {part.name: getattr(Sampling(), part.name) for part in fields(Sampling) if part.name not in _NUMBERED}
+"""The other fields, with their defaults."""
 
 
 class FromMetadata(NamedTuple):
@@ -144,8 +146,8 @@ def _written(sampling: Sampling) -> str:
         _refuse(f"stop {texts!r:.80} holds something else than texts")
     if not (isinstance(tokens, tuple) and all(type(token) is int for token in tokens)):
         _refuse(f"stop_tokens {tokens!r:.80} holds something else than token ids")
-    plain, values = asdict(Sampling()), asdict(sampling)
-    changed = {name: value for name, value in values.items() if name not in _NUMBERED and value != plain[name]}
+    values = {name: getattr(sampling, name) for name in _WRITTEN}
+    changed = {name: value for name, value in values.items() if value != _WRITTEN[name]}
     return json.dumps(changed, sort_keys=True) if changed else ""
 
 
