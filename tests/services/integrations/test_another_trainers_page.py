@@ -100,7 +100,10 @@ def test_openrlhf_trains_a_replay_in_the_last_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(files(PAGE)))
 def test_the_lines_name_what_is_there(name: str) -> None:
     """Each file is Python, and what it takes from rlep or from the page's own file is there."""
-    shared = {alias.name for node in imports(files(PAGE)["pool.py"]) for alias in node.names} | {"replayer"}
+    shared = {alias.name for node in imports(files(PAGE)["pool.py"]) for alias in node.names} | {
+        "replayer",
+        "reward_of",
+    }
     taken = [(node.module, alias.name) for node in imports(files(PAGE)[name]) for alias in node.names]
     for module, wanted in taken:
         if module is not None and module.split(".")[0] == "rlep":
