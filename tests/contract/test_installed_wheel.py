@@ -1,10 +1,12 @@
 """The wheel in environments of its own: bare ones of several protobufs, and those that TRL and verl resolve to.
 
-Packages come from PyPI, or from the index that ``PIP_INDEX_URL`` or uv's own variables name.
+Packages come from PyPI, or from the index that pip's settings or uv's own variables name.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import os
 import re
@@ -53,14 +55,37 @@ with PoolClient(address, token=token) as pool:
 """
 
 
+@functools.cache
+def registry() -> dict[str, str]:
+    """Variables by which uv finds what pip finds: uv does not read pip's files."""
+    names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE", "find-links": "UV_FIND_LINKS"}
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    settings = (line.split("=", 1) for line in listed.splitlines())  # :env:.cert='…', then global.cert='…'
+    found: dict[str, str] = {}
+    for name, value in settings:
+        if own := names.get(name.rpartition(".")[2]):
+            found.setdefault(own, os.environ.get(own, ast.literal_eval(value)))
+    return found
+
+
+def look_for_registry() -> None:
+    """Skip the test, or fail where the registry is required, without a package index."""
+    try:
+        uv("pip", "compile", "-", "--no-header", given="zstandard")
+    except AssertionError as error:
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(f"no package index: {error}", pytrace=False)
+        pytest.skip(f"no package index: {error}; with {REQUIRED}=1 that is an error")
+
+
 def uv(*words: str | Path, given: str = "") -> str:
-    """What a command of uv prints; it does not read pip's settings by itself, and gets no other Python."""
-    names = {"PIP_INDEX_URL": "UV_DEFAULT_INDEX", "PIP_CERT": "SSL_CERT_FILE", "PIP_FIND_LINKS": "UV_FIND_LINKS"}
-    pips = {own: os.environ[name] for name, own in names.items() if name in os.environ and own not in os.environ}
+    """What a command of uv prints; it gets no other Python."""
     done = subprocess.run(
         [sys.executable, "-m", "uv", *words],
         input=given,
-        env=os.environ | pips | {"UV_PYTHON_DOWNLOADS": "never"},
+        env=os.environ | registry() | {"UV_PYTHON_DOWNLOADS": "never"},
         capture_output=True,
         text=True,
         timeout=240,
@@ -99,13 +124,7 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy: a build leaves files behind that a later one takes along."""
-    try:
-        uv("pip", "compile", "-", "--no-header", given="zstandard")
-    except AssertionError as error:
-        reason = f"no package index: {error}"
-        if os.environ.get(REQUIRED) == "1":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(f"{reason}; with {REQUIRED}=1 that is an error")
+    look_for_registry()
     source = tmp_path_factory.mktemp("source")
     shutil.copytree(ROOT / "rlep", source / "rlep", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):

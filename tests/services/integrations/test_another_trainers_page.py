@@ -15,7 +15,7 @@ import pytest
 
 from tests.contract.test_command_blocks import files
 from tests.contract.test_documents import ROOT
-from tests.contract.test_installed_wheel import REQUIRED, uv
+from tests.contract.test_installed_wheel import look_for_registry, uv
 from tests.services.integrations.pool_process import pool_process
 from tests.services.integrations.trl_scene import MODEL
 
@@ -42,12 +42,8 @@ NEEDED = {
 def told_by(trainer: str, folder: Path) -> Any:
     """What a trainer's script prints, run with the page's files, the trainer from a package index, and a pool server."""
     packages = folder / "packages"
-    try:
-        uv("pip", "install", "--no-deps", "--target", packages, "--python", sys.executable, *NEEDED[trainer])
-    except AssertionError as error:
-        if os.environ.get(REQUIRED) == "1":
-            pytest.fail(f"no package index: {error}", pytrace=False)
-        pytest.skip(f"no package index: {error}; with {REQUIRED}=1 that is an error")
+    look_for_registry()
+    uv("pip", "install", "--no-deps", "--target", packages, "--python", sys.executable, *NEEDED[trainer])
     for name, text in files(PAGE).items():
         (folder / name).write_text(text)
     with pool_process(folder / "data") as address:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_installed_wheel import REQUIRED, ROOT, made, uv
+from tests.contract.test_installed_wheel import ROOT, look_for_registry, made, registry
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 VERL = ("verl==0.9.1", "TransferQueue==0.1.11", "ray[default]==2.60.0", "cachetools", "uvicorn", "fastapi")
@@ -25,15 +25,10 @@ Seen = dict[str, Any]
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with verl, torch for CPUs and what rlep's client needs."""
-    try:
-        uv("pip", "compile", "-", "--no-header", given="zstandard")
-    except AssertionError as error:
-        if os.environ.get(REQUIRED) == "1":
-            pytest.fail(f"no package index: {error}", pytrace=False)
-        pytest.skip(f"no package index: {error}; with {REQUIRED}=1 that is an error")
+    look_for_registry()
     environment = made(tmp_path_factory.mktemp("verl"))
     (torch,) = set(re.findall(r"^torch==\S+", (ROOT / "requirements/cpu.txt").read_text(), re.M))
-    where = [] if {"PIP_FIND_LINKS", "UV_FIND_LINKS"} & os.environ.keys() else ["--torch-backend", "cpu"]
+    where = [] if "UV_FIND_LINKS" in os.environ | registry() else ["--torch-backend", "cpu"]
     environment.install(*where, torch, *VERL, *CLIENT)
     (packages,) = (environment.place / "lib").glob("python*/site-packages")
     shutil.rmtree(packages / "tests")  # TransferQueue's own, which would hide these
