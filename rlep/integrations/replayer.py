@@ -16,12 +16,14 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from rlep.algorithms.live_draws import Births, draw_ids, seen
@@ -463,3 +465,9 @@ class Replayer:
                 _log.warning("training goes on without replays, the pool is asked again in %g s: %s", PAUSE_S, error)
         self._counts.away += 1
         return otherwise
+
+
+def oldest_checkpoint(folder: Path, name: str, step: int) -> int:
+    """The oldest step at which a run may go on: that of a checkpoint in a folder, called ``name`` and its step, or ``step``."""
+    found = (re.fullmatch(rf"{re.escape(name)}(\d+)", path.name) for path in folder.glob(f"{name}*"))
+    return min([step, *(int(match[1]) for match in found if match)])

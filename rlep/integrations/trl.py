@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,7 +29,7 @@ from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError
 from rlep.core.types import Float32Array, Sampling, Trajectory, prompt_id_of
 from rlep.engines.tokenizer import Tokenizer
-from rlep.integrations.replayer import Origin, Replayer, Row
+from rlep.integrations.replayer import Origin, Replayer, Row, oldest_checkpoint
 from rlep.integrations.rule import replay_rule
 from rlep.services.pool.rpc.client import PoolClient
 
@@ -324,9 +323,8 @@ def _resumable(trainer: Any, step: int) -> int:
     """The oldest step at which this training may go on, as the main process knows it; all processes wait for that one."""
     from accelerate.utils import broadcast_object_list
 
-    names = [path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")]
-    steps = [int(found[1]) for name in names if (found := re.fullmatch(r"checkpoint-(\d+)", name))]
-    return int(broadcast_object_list([min([step, *steps])])[0])
+    oldest = oldest_checkpoint(Path(trainer.args.output_dir), "checkpoint-", step)
+    return int(broadcast_object_list([oldest])[0])
 
 
 def _question(prompt: Any) -> str:

@@ -35,7 +35,7 @@ from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling, Trajectory, prompt_id_of, question_text
 from rlep.engines.tokenizer import Tokenizer
 from rlep.integrations.mini_batches import Cut, cut
-from rlep.integrations.replayer import REWARD, Origin, Replayer, Row
+from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
 from rlep.integrations.rule import replay_rule
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.places import connected, on_server
@@ -120,6 +120,7 @@ class VerlReplay:
             if names[uid] in drawn
             and (not replayer.decides_late or replayer.accepts([member.row for member in members]))
         }
+        replayer.trim(oldest_checkpoint(Path(self._trainer.config.trainer.default_local_dir), "global_step_", step))
         replayer.keep(step, [member.row for member in fresh])
         actor, rows = self._trainer.config.actor_rollout_ref.actor, len(batch)
         actor.ppo_mini_batch_size = self._size

@@ -184,6 +184,11 @@ def test_a_run_that_goes_on_removes_what_came_later_and_draws_the_same(seen: See
     assert (resumed["metrics"]["replay/stored"], resumed["metrics"]["replay/duplicates"]) == (16.0, 0.0)
 
 
+def test_what_no_later_step_sees_is_removed(seen: Seen) -> None:
+    """Of each of four questions the two newest stay, and what they were at a checkpoint: two of 4, 2 and 10 responses."""
+    assert [step["metrics"]["replay/removed"] for step in seen["trimmed"]] == [4 * 2.0, 0.0, 4 * 8.0]
+
+
 def test_the_asynchronous_buffer_draws_alike(seen: Seen) -> None:
     def contents(name: str) -> list[Any]:
         return [[row for _, *row in group] for group in seen[name]["replays"]]

@@ -171,6 +171,15 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     again.close()
     seen["resumed"] = made("many", count=6, success=0).sample(2, sessions=range(4, 8))
 
+    folder = home / "checkpoints"
+    few = made("few", f"trainer.default_local_dir={folder}", per_question=2, success=0)
+    few.sample(1)
+    seen["trimmed"] = [few.sample(2, sessions=range(4, 8))]
+    (folder / "global_step_1").mkdir(parents=True)
+    seen["trimmed"].append(few.sample(3, sessions=range(8, 12)))
+    (folder / "global_step_1").rmdir()
+    seen["trimmed"].append(few.sample(4, sessions=range(12, 16)))
+
     asynchronous = made(
         "twin", "trainer.v1.trainer_mode=colocate_async", name="RlepReplayBufferAsync", success=0, count=6
     )
