@@ -173,12 +173,7 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
 
     folder = home / "checkpoints"
     few = made("few", f"trainer.default_local_dir={folder}", per_question=2, success=0)
-    few.sample(1)
-    seen["trimmed"] = [few.sample(2, sessions=range(4, 8))]
-    (folder / "global_step_1").mkdir(parents=True)
-    seen["trimmed"].append(few.sample(3, sessions=range(8, 12)))
-    (folder / "global_step_1").rmdir()
-    seen["trimmed"].append(few.sample(4, sessions=range(12, 16)))
+    seen["trimmed"] = trimmed(few, folder / "global_step_1")
 
     asynchronous = made(
         "twin", "trainer.v1.trainer_mode=colocate_async", name="RlepReplayBufferAsync", success=0, count=6
@@ -204,6 +199,16 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     halved.sample(1, (6,), sessions=(0,), **logprobs)
     seen["halved"] = told(lambda: halved.sample(2, (6,), sessions=(0,), **logprobs))
     return seen
+
+
+def trimmed(buffer: Buffer, checkpoint: Path) -> list[dict[str, Any]]:
+    """Three steps after one that stored: without a checkpoint, with one, and without it again."""
+    buffer.sample(1)
+    steps = [buffer.sample(2, sessions=range(4, 8))]
+    checkpoint.mkdir(parents=True)
+    steps.append(buffer.sample(3, sessions=range(8, 12)))
+    checkpoint.rmdir()
+    return [*steps, buffer.sample(4, sessions=range(12, 16))]
 
 
 def unrewarded(buffer: Buffer) -> None:
