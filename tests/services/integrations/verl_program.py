@@ -171,10 +171,7 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     again.close()
     seen["resumed"] = made("many", count=6, success=0).sample(2, sessions=range(4, 8))
 
-    folder = home / "checkpoints"
-    few = made("few", f"trainer.default_local_dir={folder}", per_question=2, success=0)
-    seen["trimmed"] = trimmed(few, folder / "global_step_1")
-
+    seen["trimmed"] = trimmed(made, home / "checkpoints")
     asynchronous = made(
         "twin", "trainer.v1.trainer_mode=colocate_async", name="RlepReplayBufferAsync", success=0, count=6
     )
@@ -201,8 +198,12 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     return seen
 
 
-def trimmed(buffer: Buffer, checkpoint: Path) -> list[dict[str, Any]]:
+def trimmed(made: Callable[..., Buffer], folder: Path) -> list[dict[str, Any]]:
     """Three steps after one that stored: without a checkpoint, with one, and without it again."""
+    buffer, checkpoint = (
+        made("few", f"trainer.default_local_dir={folder}", per_question=2, success=0),
+        folder / "global_step_1",
+    )
     buffer.sample(1)
     steps = [buffer.sample(2, sessions=range(4, 8))]
     checkpoint.mkdir(parents=True)
