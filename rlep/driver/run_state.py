@@ -50,7 +50,7 @@ class RunState:
     """Points of ``evaluation.compute`` that were reached, and evaluated at."""
 
     def reached(self, marks: Sequence[float]) -> int:
-        """How many of ``marks`` the run's compute has reached."""
+        """Number of ``marks`` that the run's compute has reached."""
         names = ("generated", "scored", "trained", "trained", "trained")
         compute = sum(self.compute.get(name, 0) for name in names)
         return sum(compute >= mark for mark in marks)

@@ -46,6 +46,7 @@ READ = ("raw_prompt", "reward_model", "responses", "response_mask", "rm_scores",
 """Fields of verl's rows that this reads."""
 OF_MODELS = ("routed_experts", "teacher_ids", "teacher_logprobs")
 """Fields with values of each token that a stored response does not have."""
+NOT_TEXT = "prompts with images, video or audio have no replays: take rlep out of this run"
 _log = logging.getLogger(__name__)
 
 
@@ -188,7 +189,7 @@ class VerlReplay:
     def _prompt_id(self, prompt: Any, reward_model: Any) -> str:
         messages = list(prompt)
         if any(not isinstance(message["content"], str) for message in messages):
-            raise ConfigError("prompts with images, video or audio have no replays: take rlep out of this run")
+            raise ConfigError(NOT_TEXT)
         truth = None if self._by_question or reward_model is None else reward_model.get("ground_truth")
         return prompt_id_of(question_text(messages), "" if truth is None else str(truth))
 
@@ -226,7 +227,7 @@ class VerlReplay:
             if template.get(name) is not None:
                 raise ConfigError(f"rows have {name}, which a stored response does not: turn off what asks for it")
         if template.get("multi_modal_inputs"):
-            raise ConfigError("prompts with images, video or audio have no replays: take rlep out of this run")
+            raise ConfigError(NOT_TEXT)
         prompt, tokens = template["prompts"], torch.as_tensor(member.tokens.astype(np.int64))
         ids, mask, scores = torch.cat([prompt, tokens]), torch.ones_like(tokens), torch.zeros(len(tokens))
         scores[-1] = self._rewarded(member)

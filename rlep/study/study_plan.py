@@ -114,7 +114,7 @@ class StudySpec(Section):
     seeds: tuple[int, ...] = Field(min_length=1, max_length=MOST_REPLICATES)
     tuning_seeds: tuple[int, ...] = ()
     tune_by: Endpoint = "area"
-    """What tuning chooses the largest mean of."""
+    """Endpoint whose largest mean tuning chooses."""
     claims: tuple[Endpoint, ...] = ()
     """Endpoints that the protocol claims by, the first one first: Holm's correction is over all arms at all of them. Empty: over
     the arms at each endpoint."""
