@@ -151,7 +151,10 @@ class Request:
     sample: int
     seed: int
     given: int = 0
-    """``Prompt.given``: they count toward ``Sampling.max_tokens``."""
+    """The last so many of ``tokens`` are a part of the response: ``Prompt.given``, or the episode so far. They count toward
+    ``Sampling.max_tokens``."""
+    episode: str = ""
+    """Id of the episode that it is a turn of; empty: the whole response."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,6 +176,10 @@ class Completion:
     """The decoded response without special tokens, but for marks of thinking."""
     token_versions: Int32Array | None = None
     """Policy version of each token, ``[T]``; None: all are ``policy_version``'s, as without staleness."""
+    sampled: BoolArray | None = None
+    """``[T]``; False for tokens that an environment wrote, whose log-probs are 0. None: all are the policy's."""
+    verdict: Verdict | None = None
+    """Its environment's; None: a verifier grades it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +270,8 @@ class Trajectory:
     metadata: Mapping[str, str] = field(default_factory=dict)
     token_versions: Int32Array | None = None
     """Policy version of each token, ``[T]``; None: all are ``provenance.policy_version``'s. Not stored in a pool."""
+    sampled: BoolArray | None = None
+    """``[T]``; False for tokens that an environment wrote, whose log-probs are 0. None: all are the policy's."""
 
     @property
     def content_id(self) -> str:

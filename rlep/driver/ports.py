@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rlep.core.episodes import Action, Observation
 from rlep.core.types import (
     AddReport,
     Completion,
@@ -49,6 +50,27 @@ class Verifiers(Protocol):
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
         """Return one verdict per completion, in order."""
+        ...
+
+
+class Environments(Protocol):
+    """Environments of episodes; each episode has its own, until it is ended."""
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, object]]:
+        """JSON schemas of its tools, as chat templates take them; empty where it has ``step``."""
+        ...
+
+    async def begin(self, episode: str, columns: str, *, seed: int) -> Observation:
+        """Make its environment and reset it with a row of the data, a JSON object; ``seed`` is for what it draws."""
+        ...
+
+    async def act(self, episode: str, action: Action) -> Observation:
+        """Answer a turn. Raises nothing for what a tool or an environment does wrong: the observation says it."""
+        ...
+
+    async def end(self, episode: str) -> Verdict | None:
+        """Forget the episode, at any time and also twice; return what its environment says of it, if it does."""
         ...
 
 

@@ -1,0 +1,34 @@
+"""Values of episodes: what a policy does in an environment, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+EpisodeStatus = Literal["open", "ended", "crashed", "timeout", "out_of_memory"]
+"""``open``: it goes on. ``ended``: by its environment. The others: its worker or its environment failed, whatever the policy did."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool, as a policy wrote it."""
+
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+Action = str | Sequence[ToolCall]
+"""A turn: the text for ``step``, or the calls of tools that were read from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Answer of an environment to a turn, or to the beginning of an episode."""
+
+    texts: tuple[str, ...] = ()
+    """One for each call of a tool, in order; of ``step`` and ``reset`` one, or none where they return None."""
+    status: EpisodeStatus = "open"
+    reason: str = ""
+    """How it failed, for the user."""
