@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 EpisodeStatus = Literal["open", "ended", "crashed", "timeout", "out_of_memory"]
-"""``open``: it goes on. ``ended``: by its environment. The others: its worker or its environment failed, whatever the policy did."""
+"""``open``: it goes on. ``ended``: by its environment. The others: it or its worker failed, whatever the policy did."""
 
 
 @dataclass(frozen=True, slots=True)
