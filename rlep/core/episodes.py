@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from rlep.core.seeds import seed_for
 from rlep.core.types import Int32Array
 
 EpisodeStatus = Literal["open", "ended", "crashed", "timeout", "out_of_memory"]
@@ -45,3 +46,8 @@ class Suffix(NamedTuple):
     """``[n]``, none of them sampled."""
     cut: int
     """Texts of the observation that were too long, and were cut."""
+
+
+def reset_seed(prompt_id: str) -> int:
+    """The seed of what an environment draws: the same in every episode of a prompt, so that replays belong to the question."""
+    return seed_for(0, "environment", prompt_id)
