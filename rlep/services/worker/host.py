@@ -16,6 +16,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+from rlep.core.errors import RlepError
 from rlep.services.worker import frames
 from rlep.services.worker.jail import Limits, die_with_parent
 
@@ -40,7 +41,8 @@ def main(arguments: list[str], prepare: Prepare) -> int:
     try:
         life = prepare(arguments[1], limits, jobs, replies)
     except BaseException as error:  # noqa: BLE001 - the process's outermost frame, whatever the user's module raised
-        write(replies, {"failed": f"{type(error).__name__}: {error}"[:MAX_REASON]})
+        said = str(error) if isinstance(error, RlepError) else f"{type(error).__name__}: {error}"
+        write(replies, {"failed": said[:MAX_REASON]})
         return UNUSABLE
     return _host(life, replies)
 
