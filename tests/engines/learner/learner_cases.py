@@ -123,8 +123,8 @@ def model_gradients(
     """The same of a model that is loaded."""
     logprobs, entropies = padded_logprobs(model, batch, temperature)
     assert batch.old_logprobs is not None
-    olds = np.split(batch.old_logprobs.astype(np.float64), np.cumsum(batch.response_lengths)[:-1])
-    count = batch.response_lengths[batch.trained].sum()
+    olds = np.split(batch.old_logprobs.astype(np.float64), np.cumsum(batch.sampled_lengths)[:-1])
+    count = batch.sampled_lengths[batch.trained].sum()
     loss = torch.zeros((), dtype=torch.float64)
     for index in np.flatnonzero(batch.trained):
         advantage = float(batch.advantages[index])
@@ -136,7 +136,7 @@ def model_gradients(
         loss = loss + terms.sum() / count
     kept = batch.trained if batch.regularised is None else batch.regularised
     for index in np.flatnonzero(kept):
-        loss = loss - entropy_coef * entropies[index].sum() / batch.response_lengths[kept].sum()
+        loss = loss - entropy_coef * entropies[index].sum() / batch.sampled_lengths[kept].sum()
     loss.backward()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return float(loss.detach()), {names[id(p)]: p.grad for p in model.parameters() if p.grad is not None}

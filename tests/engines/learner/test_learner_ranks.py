@@ -47,7 +47,7 @@ def test_two_ranks_with_tiny_micro_batches_give_the_gradient_of_the_padded_refer
     wanted = float(sum(gradient.square().sum() for gradient in gradients.values())) ** 0.5
     assert report["grad_norm"] == pytest.approx(wanted, rel=1e-6)
     trained = batch.trained & ~batch.replayed
-    assert report["stats"]["fresh/tokens"] == batch.response_lengths[trained].sum()
+    assert report["stats"]["fresh/tokens"] == batch.sampled_lengths[trained].sum()
     weights = torch.load(files[1], weights_only=True)
     rounded = {name: weight.bfloat16() for name, weight in weights["float32"].items()}
     assert same(weights["bfloat16"], rounded)
@@ -58,7 +58,7 @@ def test_a_rank_without_sequences_changes_nothing_and_holds_nobody_up(model: Pat
     path = save_batch(tmp_path / "batch.npz", batch)
     commands = [("score", path), ("update", path, 0), ("gradients", str(tmp_path / "gradients.pt"))]
     scored, report, _ = run_ranks(tmp_path, model, 3, commands, clip_norm=NO_CLIP)
-    assert len(scored) == batch.response_lengths.sum()
+    assert len(scored) == batch.sampled_lengths.sum()
     loss, gradients = padded_gradients(model, batch)
     assert report["loss"] == pytest.approx(loss, rel=1e-6)
     assert relative_error(torch.load(tmp_path / "gradients.pt", weights_only=True), gradients) < 1e-6

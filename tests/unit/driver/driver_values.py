@@ -92,10 +92,10 @@ def sums_of(batch: SequenceBatch) -> dict[str, float]:
     sources: dict[str, float] = {}
     for name, replayed in zip(SOURCES, (False, True), strict=True):
         rows = (batch.replayed == replayed) & batch.trained
-        tokens = float(batch.response_lengths[rows].sum())
+        tokens = float(batch.sampled_lengths[rows].sum())
         sources |= {f"{name}/trajectories": float(rows.sum()), f"{name}/tokens": tokens, f"{name}/loss": 0.25}
         if tokens:
-            mass = float((np.abs(batch.advantages[rows]) * batch.response_lengths[rows]).sum()) / tokens
+            mass = float((np.abs(batch.advantages[rows]) * batch.sampled_lengths[rows]).sum()) / tokens
             sources |= {f"{name}/advantage_mass": mass, f"{name}/ratio_mean": 1.0, f"{name}/ratio_max": 1.0}
             sources |= {f"{name}/clip_fraction_{end}": 0.0 for end in ("low", "high")}
             sources[f"{name}/dual_clip_fraction"] = 0.0
