@@ -121,8 +121,8 @@ def _check_member(
         raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} {wrong}")
     if trajectory.provenance.environment_digest != environment_digest:
         raise MixingError(
-            f"prompt {prompt_id}: trajectory {trajectory.content_id} is {_origin(trajectory.provenance.environment_digest)}, "
-            f"this run's are {_origin(environment_digest)}"
+            f"prompt {prompt_id}: trajectory {trajectory.content_id} is of {_origin(trajectory.provenance.environment_digest)}, "
+            f"this run's are of {_origin(environment_digest)}"
         )
     if trajectory.provenance.tokenizer_digest != tokenizer_digest:
         raise MixingError(
@@ -134,7 +134,7 @@ def _check_member(
 
 
 def _origin(environment_digest: str) -> str:
-    return f"an episode of environment {environment_digest!r}" if environment_digest else "of no environment"
+    return f"environment {environment_digest!r}" if environment_digest else "no environment"
 
 
 def _check_version(prompt_id: str, trajectory: Trajectory, policy_version: int, max_staleness: int) -> None:

@@ -23,6 +23,7 @@ from tests.engines.learner.learner_cases import (
     ragged_batch,
     relative_error,
     with_near_old_logprobs,
+    with_observations,
     write_tiny_model,
 )
 from tests.engines.learner.learner_process import gradients_of_first_update, same, weights_of
@@ -83,6 +84,18 @@ def test_fine_tuning_is_at_temperature_1_whatever_the_loss_is_at(start: Start, m
     assert learner.sft_update(batch, rollout=0).loss == pytest.approx(
         padded_gradients(model, batch, sft=True)[0], rel=1e-6
     )
+
+
+def test_fine_tuning_and_entropy_are_over_sampled_tokens(start: Start, model: Path) -> None:
+    batch = with_observations(ragged_batch())
+    learner = start(micro_batch_tokens=40)
+    loss, gradients = padded_gradients(model, batch, sft=True)
+    assert learner.sft_update(batch, rollout=0).loss == pytest.approx(loss, rel=1e-6)
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
+    learner = start(loss={"entropy_coef": 0.3}, micro_batch_tokens=40)
+    loss, gradients = padded_gradients(model, batch, entropy_coef=0.3)
+    assert learner.update(batch, rollout=0).loss == pytest.approx(loss, rel=1e-6)
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 30, 100_000])

@@ -76,14 +76,17 @@ def answer_of(prompt: Prompt, number: int, *, length: int = 3, logprob: float = 
 def batch_bytes(batch: SequenceBatch) -> bytes:
     """Everything a batch holds, to the bit."""
     arrays = (batch.tokens, batch.offsets, batch.prompt_lengths, batch.advantages, batch.trained, batch.groups)
-    optional = (batch.replayed, batch.old_logprobs, batch.behaviour_logprobs)
+    optional = (batch.replayed, batch.old_logprobs, batch.behaviour_logprobs, batch.sampled)
     return b"|".join(b"" if array is None else array.tobytes() for array in (*arrays, *optional))
 
 
 def logprobs_of(batch: SequenceBatch, state: bytes) -> Float32Array:
-    """What a fake learner with weights ``state`` says of a batch's response tokens, ``[R]``."""
-    ends = zip(batch.offsets[:-1], batch.offsets[1:], batch.prompt_lengths, strict=True)
-    inside = np.concatenate([batch.tokens[start + prompt : end] for start, end, prompt in ends])
+    """What a fake learner with weights ``state`` says of a batch's sampled tokens, ``[R]``."""
+    sampled = batch.sampled
+    if sampled is None:
+        parts = zip(batch.prompt_lengths, np.diff(batch.offsets), strict=True)
+        sampled = np.concatenate([np.arange(length) >= prompt for prompt, length in parts])
+    inside = batch.tokens[sampled]
     return (-((inside.astype(np.int64) * 7 + state[0]) % 100) / 100).astype(np.float32)
 
 
