@@ -15,7 +15,7 @@ import numpy as np
 from rlep.core.errors import ConfigError, DataError
 from rlep.study.study_plan import ArmSpec, PhasePlan, Study, StudySpec, phases_of
 from rlep.study.study_report import Found, endpoint_of
-from rlep.study.study_results import ArmRun, read_arm
+from rlep.study.study_results import ArmRun, arm_figures
 from rlep.study.study_runner import Failed, PhaseRunner, Pipeline, Say, run_pipelines
 
 PLAN = "plan.json"
@@ -91,7 +91,7 @@ def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None 
         if pipeline in missing:
             continue
         try:
-            runs[pipeline] = read_arm(plans, study.study.budget, study.study.grid)
+            runs[pipeline] = arm_figures(plans, study.study.budget, study.study.grid)
         except (DataError, OSError) as error:
             missing[pipeline] = Failed(plans[-1].command, str(error))
     return Found(study, runs, missing, tuned, notes)
@@ -128,7 +128,7 @@ def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any], li
             found = []
             for seed in spec.replicates(spec.tuning_seeds):
                 try:
-                    run = read_arm(plans[name, seed], spec.budget, spec.grid)
+                    run = arm_figures(plans[name, seed], spec.budget, spec.grid)
                     found.append(endpoint_of(run, spec.tune_by, spec.budget).mean())
                 except (DataError, OSError) as error:
                     notes.append(f"{name}, tuning seed {seed}: no result, so this value was not chosen: {error}")

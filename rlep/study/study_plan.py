@@ -239,14 +239,14 @@ def phases_of(
 ) -> list[PhasePlan]:
     """The phases of an arm, in order. ``files`` and ``task``: configuration files and overrides of the base.
 
-    Phases that are the same command with the same settings, seed and inputs have the same directory, whatever the arm.
+    Phases that are the same command with the same settings, seed and inputs have the same directory, whatever the arm or machine.
     Raises ConfigError where one of them is no valid configuration.
     """
     plans: dict[str, PhasePlan] = {}
     base, seed = study.parts_of(replicate)
     for phase in arm.phase:
         given = {**study.set, **study.bases.get(base, {}), **phase.set}
-        inputs = [str(plans[one].directory) if one else "" for one in (phase.model, phase.pool)]
+        inputs = [plans[one].directory.name if one else "" for one in (phase.model, phase.pool)]
         identity = json.dumps([phase.command, given, seed, *inputs], sort_keys=True)
         name = f"{phase.command}-{hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()}"
         directory = (study.directory / "phases" / f"{name}-{seed}").absolute()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rlep.core.errors import DataError
+from rlep.core.files import replace_with
 from rlep.core.jsonl import last_line
 from rlep.core.types import Float64Array
 from rlep.study.study_plan import PhasePlan
 from rlep.view.record import compute_at, compute_of_line, load_run
 from rlep.view.run_files import RunPlace
 from rlep.view.samples import Samples, read_samples
+from rlep.view.state import complete_mark
 
 SHORT = 0.98
 """Share of the budget below which an arm's last evaluation leaves a part of it unused: it is named."""
@@ -80,6 +83,54 @@ class ArmRun:
         samples = min(point.samples.count for point in (*held, last))
         ever = np.any([point.samples.first < samples for point in held], axis=0)
         return int((ever & (last.samples.first >= samples)).sum()), int(ever.sum())
+
+
+def arm_figures(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] = ()) -> ArmRun:
+    """Figures of a complete arm: those kept in its last phase's mark, else ``read_arm``'s, which are kept there.
+
+    So an arm outlives the files of its runs, and goes to another machine with its mark. Raises DataError as ``read_arm`` does,
+    and for a mark that cannot be read.
+    """
+    mark = complete_mark(phases[-1].directory)
+    if kept := mark.read_text() if mark.exists() else "":
+        try:
+            return _parsed(json.loads(kept))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{mark} has no figures of an arm: {error!r}; without it the arm is run again") from None
+    run = read_arm(phases, budget, grid)
+    if mark.exists():
+        with replace_with(mark) as part:
+            part.write_text(json.dumps(_plain(run)) + "\n")
+    return run
+
+
+def _plain(run: ArmRun) -> dict[str, Any]:
+    points = [
+        {
+            "compute": point.compute,
+            "seconds": point.seconds,
+            "step": point.step,
+            "samples": point.samples.count,
+            "correct": np.rint(point.samples.accuracy * point.samples.count).astype(int).tolist(),
+            "distinct": point.samples.distinct.astype(int).tolist(),
+            "first": np.minimum(point.samples.first, point.samples.count).tolist(),
+        }
+        for point in run.points
+    ]
+    return {"compute": run.compute, "questions": list(run.questions), "points": points}
+
+
+def _parsed(plain: Mapping[str, Any]) -> ArmRun:
+    questions, points = tuple(map(str, plain["questions"])), list[Point]()
+    for one in plain["points"]:
+        count = int(one["samples"])
+        right, distinct, first = (np.array(one[key], dtype=np.int64) for key in ("correct", "distinct", "first"))
+        if {right.shape, distinct.shape, first.shape} != {(len(questions),)}:
+            raise ValueError(f"step {one['step']}: not one number for each of {len(questions)} questions")
+        accuracy, best = (right / count).astype(np.float64), (right > 0).astype(np.float64)
+        samples = Samples(questions, accuracy, best, distinct.astype(np.float64), count, first)
+        points.append(Point(float(one["compute"]), float(one["seconds"]), int(one["step"]), samples))
+    return ArmRun(questions, tuple(points), float(plain["compute"]))
 
 
 def read_arm(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] = ()) -> ArmRun:

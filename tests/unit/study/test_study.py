@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
+from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError
 from rlep.study.conduct import found_in
-from rlep.study.study_plan import phases_of, read_study
+from rlep.study.study_plan import PhasePlan, phases_of, read_study
 from rlep.study.study_report import comparisons, summary, write_report
-from rlep.study.study_results import read_arm
+from rlep.study.study_results import arm_figures, read_arm
 from rlep.view.study_tables import read_report
 from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
 
@@ -92,6 +94,27 @@ def test_stopped_and_continued_it_is_the_same_study(tmp_path: Path, after: int) 
     page = write_report(conducted(tmp_path / "stopped" / "study.toml", MadeUp()))
     for name in ("study.json", "study.html"):
         assert page.with_name(name).read_bytes() == whole.with_name(name).read_bytes()
+
+
+def test_complete_arms_outlive_the_files_of_their_runs(tmp_path: Path) -> None:
+    page = write_report(conducted(study_file(tmp_path), MadeUp()))
+    before = page.with_name("study.json").read_bytes()
+    phases = tmp_path / "study" / "phases"
+    for directory in phases.iterdir():
+        if directory.is_dir():
+            shutil.rmtree(directory)
+    again = MadeUp()
+    found = conducted(tmp_path / "study.toml", again)
+    assert again.ran == []
+    assert write_report(found).with_name("study.json").read_bytes() == before
+    marks = [mark for mark in phases.iterdir() if mark.read_text()]
+    assert len(marks) == 2 + 2 * 4  # the last phase of each arm; phase 1 and the collection are no arm's last one
+    kept = json.loads(marks[0].read_text())
+    assert kept["questions"] == ["a", "b"]
+    marks[0].write_text(json.dumps(kept | {"points": [kept["points"][0] | {"correct": [1]}]}))
+    plans = [PhasePlan("train", marks[0].with_suffix(""), (), (), Config())]
+    with pytest.raises(DataError, match="not one number for each of 2 questions"):
+        arm_figures(plans, 2000)
 
 
 def test_an_arm_that_fails_is_reported(tmp_path: Path) -> None:
