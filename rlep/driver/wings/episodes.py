@@ -56,7 +56,7 @@ class Turns(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EpisodeStart:
     """What the episodes of a prompt begin with."""
 
     columns: str
@@ -145,7 +145,13 @@ class EpisodeGenerators:
     """The ``Generators`` port: one completion per request, which is a whole episode."""
 
     def __init__(
-        self, inner: Generators, environments: Environments, dialogue: Turns, *, rows: Mapping[str, Row], turns: int
+        self,
+        inner: Generators,
+        environments: Environments,
+        dialogue: Turns,
+        *,
+        rows: Mapping[str, EpisodeStart],
+        turns: int,
     ) -> None:
         """``rows``: by prompt id, of every prompt that is asked. ``turns``: the most of an episode."""
         self.inner, self.environments, self.dialogue, self.turns = inner, environments, dialogue, turns
@@ -184,7 +190,7 @@ class EpisodeGenerators:
             "episode/failed": counts["failed"],
         }
 
-    def row(self, prompt_id: str) -> Row:
+    def row(self, prompt_id: str) -> EpisodeStart:
         """Return what the episodes of a prompt begin with."""
         return self._rows[prompt_id]
 

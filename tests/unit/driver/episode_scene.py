@@ -11,7 +11,7 @@ import numpy as np
 
 from rlep.core.episodes import Action, Observation, Suffix, ToolCall
 from rlep.core.types import Completion, FinishReason, Int32Array, Prompt, Reissued, Request, Sampling, Verdict
-from rlep.driver.wings.episodes import EpisodeGenerators, Row
+from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart
 from tests.unit.driver.driver_values import prompts_of
 
 OPEN = Observation(("ok",))
@@ -121,7 +121,7 @@ class FakeEnvironments:
 
 
 PROMPT: Prompt = prompts_of(1)[0]
-ROWS = {prompt.id: Row('{"answer": 2}', "") for prompt in prompts_of(4)}
+ROWS = {prompt.id: EpisodeStart('{"answer": 2}', "") for prompt in prompts_of(4)}
 
 
 def request_of(sample: int = 0, *, prompt: Prompt = PROMPT, label: str = "train/0") -> Request:
@@ -131,7 +131,7 @@ def request_of(sample: int = 0, *, prompt: Prompt = PROMPT, label: str = "train/
 
 def episodes_of(talker: Talker, environments: FakeEnvironments, *, turns: int = 5, text: str = "") -> EpisodeGenerators:
     """Episodes on fakes."""
-    rows = {name: Row(row.columns, text) for name, row in ROWS.items()}
+    rows = {name: EpisodeStart(row.columns, text) for name, row in ROWS.items()}
     return EpisodeGenerators(talker, environments, FakeDialogue(), rows=rows, turns=turns)
 
 
