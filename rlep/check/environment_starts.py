@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
 from rlep.config.environment import EnvironmentConfig
 from rlep.core.episodes import Observation, reset_seed
 from rlep.core.errors import DataError
-from rlep.core.plural import counted
+from rlep.core.plural import counted, named
+from rlep.core.types import Prompt
 from rlep.data.prompt_rows import PromptRow
+from rlep.data.prompts import NAMED_CHARACTERS
 from rlep.hub.client import Phase
 from rlep.services.environment.local import LocalEnvironments, factory_digest
 
@@ -24,6 +27,12 @@ NAMED = 3
 def environment_digest(config: EnvironmentConfig) -> str:
     """Names the environment of a run's episodes; empty where they are none. Raises ``ConfigError`` where its file is not here."""
     return f"{config.factory}:{factory_digest(config.factory)}" if config.factory else ""
+
+
+def tool_names(schemas: Schemas) -> list[str]:
+    """Return the names of tools."""
+    functions = [schema.get("function") for schema in schemas]
+    return [str(function.get("name")) for function in functions if isinstance(function, dict)]
 
 
 def tools_of(config: EnvironmentConfig) -> Schemas:
@@ -74,6 +83,24 @@ def told_texts(
         head = f"environment.factory = {config.factory}: reset fails for {len(failed):,} of {counted(len(rows), 'question')}"
         raise DataError("\n".join([head, *named]))
     return ["".join(one.texts) for one in seen]
+
+
+def check_same_rows(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> None:
+    """Raise ``DataError`` where a question has one row in the training set and another in the held-out one.
+
+    An episode's environment is found by its question. ``data_source`` may differ: it is the file's name where a row has none.
+    """
+    known = {prompt.id: prompt for prompt in train}
+    for prompt in held_out:
+        if (other := known.get(prompt.id)) is None or other.columns == prompt.columns:
+            continue
+        rows = [json.loads(one.columns) | {"data_source": ""} for one in (prompt, other)]
+        if rows[0] != rows[1]:
+            names = [name for name in rows[0] | rows[1] if rows[0].get(name) != rows[1].get(name)]
+            raise DataError(
+                f"the question {prompt.question[:NAMED_CHARACTERS]!r} is in data.evaluation and, with other values of "
+                f"{named(names)}, in data.train: it would have two environments; leave it out of one of them"
+            )
 
 
 @asynccontextmanager

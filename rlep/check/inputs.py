@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
-from rlep.check.environment_starts import environment_digest, tools_of
+from rlep.check.environment_starts import check_same_rows, environment_digest, tools_of
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.prompts_shown import read_prompts
 from rlep.config.schema import Config, ModelConfig
@@ -123,6 +123,8 @@ class Subject:
         rows, digest = vocabulary_size(self.model), fingerprint(self.model)
         taught = fingerprint(self.teacher) if self.teacher is not None else ""
         digest_of = environment_digest(self.config.environment)
+        if digest_of and self.train is not None and self.evaluation is not None:
+            check_same_rows(self.train.prompts, self.evaluation.prompts)
         return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation, taught, digest_of, self.dialogue)
 
     def _directory(self, teacher: ModelConfig) -> Path:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rlep.check.environment_starts import told_texts, tool_names
 from rlep.config.schema import Config
-from rlep.core.plural import counted
+from rlep.core.plural import counted, named
 from rlep.data.prompt_rows import Wanted
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
 from rlep.driver.crashes import is_function
 from rlep.engines.tokenizer import Tokenizer
+from rlep.hub.client import Phase
 
 
 def wanted_of(config: Config, *, training: bool = False, candidates: bool = False, columns: bool = False) -> Wanted:
@@ -73,8 +76,10 @@ def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], answer
             "again has no answer; leave verifier.answer_after out"
         )
     if tokenizer.tools and not (tokenizer.templated and re.search(r"\btools\b", tokenizer.chat_template)):
-        names = ", ".join(str(named(tool)) for tool in tokenizer.tools)
-        lines.append(f"the model is told of no tools: its chat template does not write them; the questions have to name {names}")
+        lines.append(
+            "the model is told of no tools: its chat template does not write them, so that the questions have to name "
+            f"{named(tool_names(tokenizer.tools))}"
+        )
     if tokenizer.appends_eos:
         lines.append("the tokenizer ends texts in its EOS: prompts are given without it")
     if tokenizer.dated:

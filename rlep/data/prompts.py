@@ -89,7 +89,7 @@ class PromptSet:
 
     @cached_property
     def digest(self) -> str:
-        """Hash (32 hex digits) over the prompt ids, columns and what is told, in order: a resumed run refuses another dataset by it."""
+        """Hash (32 hex digits) over prompt ids, columns and what is told, in order: a resumed run refuses others by it."""
         digest = hashlib.blake2b(digest_size=16, person=b"rlep.dataset")
         for prompt in self.prompts:
             digest.update(prompt.id.encode() + prompt.columns.encode() + prompt.told.encode())

@@ -183,7 +183,7 @@ class RunActors:
         )
 
     def ports(
-        self, generators: GeneratorPool, learners: Learners, weights: WeightPublisher
+        self, generators: ports.Generators, learners: Learners, weights: WeightPublisher
     ) -> tuple[ports.Generators, ports.Learner, ports.Weights]:
         """Return these as a training run is given them: with time-sharing where they share devices."""
         if self._shared is None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
+from rlep.check.inputs import Inputs
 from rlep.config.schema import Config
 from rlep.data.prompts import PromptSet, order_of
 from rlep.driver.context import Run
 from rlep.driver.evaluate import Decode
-from rlep.driver.ports import Rollouts
+from rlep.driver.ports import Environments, Generators, Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import GroupsOf, mix_groups, run_step
 from rlep.driver.train import MakeStep
+from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart
 from rlep.driver.wings.prefetch import PrefetchedRollouts
 from rlep.driver.wings.prefixed import prefixed_groups
 from rlep.driver.wings.refill import refill
@@ -26,6 +28,14 @@ def choose_step(config: Config, decode: Decode) -> MakeStep:
     ways: dict[str, GroupsOf] = {"add": mix_groups, "replace": replace_groups, "prefix": prefixed_groups(decode)}
     groups_of = ways[config.replay.group]
     return partial(run_step, groups_of=refill(groups_of) if config.rollout.dynamic_sampling else groups_of)
+
+
+def episodes(config: Config, inputs: Inputs, generators: Generators, environments: Environments) -> EpisodeGenerators:
+    """Return generators that play each response as an episode (``environment.factory``) of a prompt of ``inputs``."""
+    assert inputs.dialogue is not None
+    prompts = (*(inputs.train.prompts if inputs.train is not None else ()), *inputs.held_out)
+    starts = {prompt.id: EpisodeStart(prompt.columns, prompt.told) for prompt in reversed(prompts)}
+    return EpisodeGenerators(generators, environments, inputs.dialogue, starts=starts, turns=config.environment.turns)
 
 
 def rollouts(run: Run, train: PromptSet) -> Rollouts:
