@@ -21,6 +21,7 @@ from rlep.driver.context import Roles, Run
 from rlep.driver.crashes import ReportedCrashes, is_function, judge_of
 from rlep.driver.ports import Generators, Progress, Verifiers
 from rlep.driver.run_directory import Facts, RunDirectory, refuse_other_run
+from rlep.driver.wings.episodes import EpisodeVerifiers
 from rlep.hub.resolve import resolve
 from rlep.launch.roles import RunActors
 from rlep.metrics.catalogue import Tracker
@@ -137,7 +138,7 @@ def starting_text(config: Config, *, learns: bool) -> str:
 def report_crashes(
     config: Config, verifiers: Verifiers, progress: Progress, store: RunDirectory | None = None
 ) -> Verifiers:
-    """Wrap ``verifiers``: the first crash of each kind of the user's function or environment is noted.
+    """Wrap ``verifiers``: what an environment has judged stays, and the first crash of each kind of either is noted.
 
     It is logged where there is a directory.
     """
@@ -153,4 +154,5 @@ def report_crashes(
         store.events.log("grading_failed", prompt_id=prompt.id, error=error, log=str(log))
         progress.note(f"{what}: {error}. Log: {log}")
 
-    return ReportedCrashes(verifiers, report) if is_function(judge_of(config)) else verifiers
+    graders = EpisodeVerifiers(verifiers) if config.environment.factory else verifiers
+    return ReportedCrashes(graders, report) if is_function(judge_of(config)) else graders

@@ -15,6 +15,7 @@ from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control, Role
+from rlep.actors.environments import EnvironmentPool
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
@@ -106,6 +107,14 @@ class RunActors:
         role = VerifierPool(self.cluster, self.config.verifier)
         self._begin(role.close, role.start())
         self._elastic["verifiers"] = role
+        return role
+
+    def environments(self) -> EnvironmentPool | None:
+        """Start the environments of episodes; None where there are none."""
+        if not self.config.environment.factory:
+            return None
+        role = EnvironmentPool(self.cluster, self.config.environment)
+        self._begin(role.close, role.start())
         return role
 
     def learners(self) -> Learners:

@@ -19,6 +19,7 @@ from rlep.driver.wings.prefixed import prefixed_groups
 from rlep.driver.wings.refill import refill
 from rlep.driver.wings.replacing import replace_groups
 from rlep.driver.wings.streamed import stream_step
+from rlep.metrics.catalogue import MetricValue
 
 
 def choose_step(config: Config, decode: Decode) -> MakeStep:
@@ -30,9 +31,10 @@ def choose_step(config: Config, decode: Decode) -> MakeStep:
     return partial(run_step, groups_of=refill(groups_of) if config.rollout.dynamic_sampling else groups_of)
 
 
-def episodes(config: Config, inputs: Inputs, generators: Generators, environments: Environments) -> EpisodeGenerators:
-    """Return generators that play each response as an episode (``environment.factory``) of a prompt of ``inputs``."""
-    assert inputs.dialogue is not None
+def episodes(config: Config, inputs: Inputs, generators: Generators, environments: Environments | None) -> Generators:
+    """Return generators that play each response as an episode of a prompt of ``inputs``; these where there is no environment."""
+    if environments is None or inputs.dialogue is None:
+        return generators
     prompts = (*(inputs.train.prompts if inputs.train is not None else ()), *inputs.held_out)
     starts = {prompt.id: EpisodeStart(prompt.columns, prompt.told) for prompt in reversed(prompts)}
     return EpisodeGenerators(generators, environments, inputs.dialogue, starts=starts, turns=config.environment.turns)
@@ -45,3 +47,8 @@ def rollouts(run: Run, train: PromptSet) -> Rollouts:
         return plain
     order = order_of(config, train.report)
     return PrefetchedRollouts(plain, config, lambda step: [train.prompts[index] for index in order.step(step)])
+
+
+def episode_metrics(generators: Generators) -> dict[str, MetricValue]:
+    """Return what generators have to tell of the episodes of a step; nothing where they play none."""
+    return generators.metrics() if isinstance(generators, EpisodeGenerators) else {}
