@@ -17,7 +17,7 @@ from rlep.cli.pool.which import LOOK, Data, Json, about_a_pool, pool_app
 
 if TYPE_CHECKING:
     from rlep.config.schema import Config
-    from rlep.core.types import Trajectory
+    from rlep.core.types import Int32Array, Trajectory
     from rlep.data.prompt_rows import PromptRow
     from rlep.engines.tokenizer import Tokenizer
     from rlep.services.pool.maintenance.measure import Measured
@@ -259,13 +259,19 @@ def sample(
 
 def _drawn(trajectory: Trajectory, tokenizer: Tokenizer | None) -> dict[str, Any]:
     tokens = trajectory.tokens
-    text = {} if tokenizer is None else {"text": tokenizer.decode(tokens)}
-    return {"content_id": trajectory.content_id, "tokens": tokens.tolist()} | text
+    found: dict[str, Any] = {"content_id": trajectory.content_id, "tokens": tokens.tolist()}
+    if trajectory.sampled is not None:
+        found["sampled"] = trajectory.sampled.tolist()
+    return found if tokenizer is None else found | {"text": tokenizer.decode(tokens)}
 
 
 def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequence[str] = ()) -> Text:
-    """One response for a reader: where it comes from, and its text or, without its tokenizer, its token ids."""
+    """One response for a reader: where it comes from, and its text or, without its tokenizer, its token ids.
+
+    An episode's turns are marked, and what its environment wrote is dim, behind a bar.
+    """
     from rlep.core.plural import counted
+    from rlep.core.transcript import part_texts
 
     verdict, origin = trajectory.verdict, trajectory.provenance
     lines = [
@@ -275,8 +281,28 @@ def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequen
     if trajectory.metadata:
         lines.append(", ".join(f"{key} {value}" for key, value in sorted(trajectory.metadata.items())))
     if tokenizer is None:
-        lines.append(f"token ids {trajectory.tokens.tolist()} (model.path has no or another tokenizer)")
-    else:
-        lines.append(tokenizer.decode(trajectory.tokens))
+        lines.append("model.path has no or another tokenizer")
+    decode = ids_of if tokenizer is None else tokenizer.decode
+    told = [Text(decode(trajectory.tokens))]
+    if trajectory.sampled is not None:
+        told = list(_turns(part_texts(trajectory.tokens, trajectory.sampled, decode)))
     head = Text.assemble((trajectory.content_id, "bold"), " ".join([f"  (prompt {trajectory.prompt_id})", *marks]))
-    return Text("\n  ").join([head, *map(Text, "\n".join(lines).split("\n"))])
+    written = [line for part in (*map(Text, lines), *told) for line in part.split("\n", allow_blank=True)]
+    return Text("\n  ").join([head, *written])
+
+
+def ids_of(tokens: Int32Array) -> str:
+    """Token ids ``[T]`` as text, for want of a tokenizer."""
+    return f"token ids {tokens.tolist()}"
+
+
+def _turns(parts: Sequence[str]) -> Iterator[Text]:
+    """Yield what was written in each turn of an episode, given as the texts of its parts."""
+    from rlep.core.transcript import turns_of
+
+    for number, turn in enumerate(turns_of(parts), 1):
+        yield Text(f"turn {number}", "bold")
+        for said in turn.said:
+            yield Text(said.strip("\n") if isinstance(said, str) else f"calls {said.name} {said.arguments}")
+        for answer in turn.answers:
+            yield Text("\n".join(f"│ {line}" for line in answer.split("\n")), "dim")
