@@ -144,7 +144,7 @@ class Learner:
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """Return the same log-prob for all tokens."""
-        return np.full(int(batch.response_lengths.sum()), -0.5, dtype=np.float32)
+        return np.full(int(batch.sampled_lengths.sum()), -0.5, dtype=np.float32)
 
     async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         """Change nothing."""

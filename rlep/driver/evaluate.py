@@ -75,7 +75,7 @@ def write_samples(path: Path, evaluated: Evaluated, decode: Decode) -> None:
         "extracted": [member.verdict.extracted for _, _, member in pairs],
         "status": [member.verdict.status for _, _, member in pairs],
         "finish_reason": [member.finish_reason for _, _, member in pairs],
-        "tokens": [len(member.tokens) for _, _, member in pairs],
+        "tokens": [member.sampled_length for _, _, member in pairs],
         "policy_version": [member.provenance.policy_version for _, _, member in pairs],
     }
     if any(member.verdict.reason for _, _, member in pairs):
