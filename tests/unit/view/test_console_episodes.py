@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlep.services.pool.rpc.served_census import PoolEntry
 from rlep.view.episode import MOST_TURNS, episode_of
 from rlep.view.pages import Query, evaluation, group
 from rlep.view.pool_places import PoolPlaces
 from rlep.view.prompt_page import prompt
 from rlep.view.run_files import RunPlace
-from rlep.view.templating import MOST_TEXT
+from rlep.view.templating import MOST_TEXT, rendered
+from tests.unit.driver.driver_values import answer_of, prompts_of
 from tests.unit.view.console_scene import ATTACK
 from tests.unit.view.episode_scene import KINDS, SAMPLES, TEXTS, called, ends_of, episode, give_turns, rewrite
-from tests.unit.view.page_checks import assert_harmless
+from tests.unit.view.page_checks import Found, assert_harmless
 
 ADDED = episode(f"First $x^2$:\n{called('add', a=2, b='3')}", "5", "It is 5.")
 SEARCHED = episode(called("search", code="one\ntwo"), "a line\nanother", "", "", "So 7.")
@@ -143,3 +147,12 @@ def test_more_turns_than_a_page_shows_are_counted() -> None:
     cut = episode_of("".join(long), ends_of(long), None)
     assert cut is not None
     assert (len(cut.turns), cut.count) == (1, 2)
+
+
+def test_a_pool_says_how_many_tokens_of_an_episode_are_the_policys() -> None:
+    (one,) = prompts_of(1)
+    plain, played = answer_of(one, 0, length=5), answer_of(one, 1, length=5)
+    played = replace(played, sampled=np.array([True, False, False, True, True]))
+    entries = [PoolEntry(each.content_id, each, quarantined=False) for each in (plain, played)]
+    text = rendered("pool_prompt.html", number=0, pool="p", prompt=one.id, held=[("p", entries, 2)], notes=[])
+    assert [row[2] for row in Found(text).rows[1:]] == ["5", "5, 3 of the policy"]
