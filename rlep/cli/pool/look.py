@@ -274,8 +274,9 @@ def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequen
     from rlep.core.transcript import part_texts
 
     verdict, origin = trajectory.verdict, trajectory.provenance
+    told = "" if trajectory.sampled is None else f", {trajectory.sampled_length} of the policy"
     lines = [
-        f"{counted(len(trajectory.tokens), 'token')}, {verdict.status} by {verdict.verifier} {verdict.version}",
+        f"{counted(len(trajectory.tokens), 'token')}{told}, {verdict.status} by {verdict.verifier} {verdict.version}",
         f"policy {origin.policy_digest} version {origin.policy_version}, temperature {origin.sampling.temperature}",
     ]
     if trajectory.metadata:
@@ -283,12 +284,12 @@ def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequen
     if tokenizer is None:
         lines.append("model.path has no or another tokenizer")
     decode = ids_of if tokenizer is None else tokenizer.decode
-    told = [Text(decode(trajectory.tokens))]
+    written = [Text(decode(trajectory.tokens))]
     if trajectory.sampled is not None:
-        told = list(_turns(part_texts(trajectory.tokens, trajectory.sampled, decode)))
+        written = list(_turns(part_texts(trajectory.tokens, trajectory.sampled, decode)))
     head = Text.assemble((trajectory.content_id, "bold"), " ".join([f"  (prompt {trajectory.prompt_id})", *marks]))
-    written = [line for part in (*map(Text, lines), *told) for line in part.split("\n", allow_blank=True)]
-    return Text("\n  ").join([head, *written])
+    parts = (line for part in (*map(Text, lines), *written) for line in part.split("\n", allow_blank=True))
+    return Text("\n  ").join([head, *parts])
 
 
 def ids_of(tokens: Int32Array) -> str:
