@@ -59,6 +59,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
     Metric("rollout/retried", "requests", "Requests re-dispatched: their generator was lost, drained or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
+    Metric(
+        "episode/turns", "turns", "Mean number of the policy's turns in an episode that ended since the step before"
+    ),
+    Metric("episode/observation_tokens", "tokens", "Mean number of tokens in those that the environment wrote"),
+    Metric("episode/cut", "texts", "Texts of observations that were longer than environment.observation_tokens"),
+    Metric(
+        "episode/tool_errors",
+        "calls",
+        "Calls of tools that could not be read, or were answered by an error: the policy is told",
+    ),
+    Metric("episode/failed", "episodes", "Episodes whose environment failed: crashed, out of time or of memory"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("prompts/solved", "prompts", "Prompts with a correct fresh rollout in this step or an earlier one"),
     Metric(

@@ -76,8 +76,9 @@ def answer_of(prompt: Prompt, number: int, *, length: int = 3, logprob: float = 
 def batch_bytes(batch: SequenceBatch) -> bytes:
     """Everything a batch holds, to the bit."""
     arrays = (batch.tokens, batch.offsets, batch.prompt_lengths, batch.advantages, batch.trained, batch.groups)
-    optional = (batch.replayed, batch.old_logprobs, batch.behaviour_logprobs, batch.sampled)
-    return b"|".join(b"" if array is None else array.tobytes() for array in (*arrays, *optional))
+    optional = (batch.replayed, batch.old_logprobs, batch.behaviour_logprobs)
+    sampled = () if batch.sampled is None else (batch.sampled,)
+    return b"|".join(b"" if array is None else array.tobytes() for array in (*arrays, *optional, *sampled))
 
 
 def logprobs_of(batch: SequenceBatch, state: bytes) -> Float32Array:
