@@ -14,9 +14,9 @@ import numpy as np
 
 from rlep.core.episodes import ToolCall
 from rlep.core.thinking import MARK
+from rlep.core.tool_calls import texts_and_calls
 from rlep.core.types import BoolArray, Int32Array, Int64Array
 
-CALL = ("<tool_call>", "</tool_call>")
 ANSWER = ("<tool_response>", "</tool_response>")
 LONGEST_MARKS = 80
 """Characters in which the name after an answer is looked for."""
@@ -77,31 +77,20 @@ def turns_of(parts: Sequence[str]) -> list[Turn]:
     return [Turn(_said(policy), *_answered(environment)) for policy, environment in pairs]
 
 
-def _said(text: str) -> tuple[str | ToolCall, ...]:
-    """Texts and calls of a turn: a call is ``<tool_call>{…}</tool_call>``, or an object that stands alone; all else is text."""
-    if (call := _call(text)) is not None:
-        return (call,)
-    found: list[str | ToolCall] = []
-    plain = at = 0
-    while (begin := text.find(CALL[0], at)) >= 0 and (end := text.find(CALL[1], begin)) >= 0:
-        at = end + len(CALL[1])
-        if (call := _call(text[begin + len(CALL[0]) : end])) is not None:
-            found += [text[plain:begin], call]
-            plain = at
-    return tuple(one for one in (*found, text[plain:]) if isinstance(one, ToolCall) or one.strip())
-
-
-def _call(text: str) -> ToolCall | None:
-    if not text.lstrip().startswith("{"):
-        return None
+def arguments_of(call: ToolCall) -> dict[str, str]:
+    """Name and value of each argument of a call: a text as it is, anything else as JSON."""
     try:
-        made = json.loads(text)
-        given = made.get("arguments", made.get("parameters"))
-        if not isinstance(made.get("name"), str) or not isinstance(given, dict):
-            return None
-        return ToolCall(made["name"], json.dumps(given, ensure_ascii=False))
-    except (ValueError, RecursionError):
-        return None
+        values = json.loads(call.arguments)
+        return {
+            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for name, value in values.items()
+        }
+    except RecursionError:
+        return {"arguments": call.arguments}
+
+
+def _said(text: str) -> tuple[str | ToolCall, ...]:
+    return tuple(one for one in texts_and_calls(text) if isinstance(one, ToolCall) or one.strip())
 
 
 def _answered(text: str) -> tuple[str, tuple[str, ...], str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rlep.core.episodes import ToolCall
-from rlep.core.transcript import Turn, parts_of, split_text, turns_of
+from rlep.core.transcript import Turn, arguments_of, parts_of, split_text, turns_of
 from rlep.view.rollouts import Row
 from rlep.view.templating import MOST_TEXT
 
@@ -25,7 +24,7 @@ class CallView:
 
     name: str
     arguments: tuple[tuple[str, str], ...]
-    """Name and value of each argument: a text as it is, anything else as JSON."""
+    """Name and value of each argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,10 @@ class TurnView:
     @property
     def said(self) -> list[str | CallView]:
         """Texts and calls in their order."""
-        return [_call(one) if isinstance(one, ToolCall) else one for one in self.turn.said]
+        return [
+            CallView(one.name, tuple(arguments_of(one).items())) if isinstance(one, ToolCall) else one
+            for one in self.turn.said
+        ]
 
     @property
     def answers(self) -> list[tuple[str, str | None]]:
@@ -86,17 +88,6 @@ def episode_in(row: Row) -> EpisodeView | None:
     """The episode of a row of texts, or of an evaluation's samples; None where it is none."""
     text = row["text"] if "text" in row else row["response"]
     return episode_of(str(text), row["ends"], row.get("sampled"))
-
-
-def _call(call: ToolCall) -> CallView:
-    values = json.loads(call.arguments)
-    return CallView(
-        call.name,
-        tuple(
-            (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-            for name, value in values.items()
-        ),
-    )
 
 
 def _folded(text: str) -> tuple[str, str | None]:

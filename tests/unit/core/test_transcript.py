@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlep.core.episodes import ToolCall
-from rlep.core.transcript import Turn, part_texts, parts_of, split_text, text_and_ends, turns_of
+from rlep.core.transcript import Turn, arguments_of, part_texts, parts_of, split_text, text_and_ends, turns_of
 from rlep.core.types import Int32Array
 
 
@@ -67,6 +67,11 @@ ADDED = ToolCall("add", '{"a": 2, "b": "3"}')
         (f"{ADD}\n{ADD} then", (ADDED, ADDED, " then")),
         ('{"name": "add", "parameters": {"a": 2, "b": "3"}}', (ADDED,)),
         ('{"name": "add"}', ('{"name": "add"}',)),
+        (f"<think>{ADD}</think>{ADD}", (f"<think>{ADD}</think>", ADDED)),
+        (f"<think>{ADD}", (f"<think>{ADD}",)),
+        (f"{ADD[:-12]} {ADD}", (ADDED, ADDED)),
+        (f"{ADD} {ADD[:-12]}", (ADDED, ADDED)),
+        ('</think>[{"name": "add", "parameters": {"a": 2, "b": "3"}}]', ("</think>", ADDED)),
         ("<tool_call>{not JSON}</tool_call>", ("<tool_call>{not JSON}</tool_call>",)),
         (f"<tool_call>{{</tool_call>{ADD}", ("<tool_call>{</tool_call>", ADDED)),
         ("<tool_call>" + "{" * 100_000 + "</tool_call>", None),
@@ -113,6 +118,13 @@ def test_an_answer_is_told_from_the_marks_around_it(
 ) -> None:
     answers = ("<tool_response>1</tool_response> and",) if answers is None else answers
     assert turns_of(["go", text, "on"]) == [Turn(("go",), before, answers, after), Turn(("on",))]
+
+
+def test_arguments_are_read_as_a_person_would_write_them() -> None:
+    call = ToolCall("add", r'{"a": 2, "b": "caf\u00e9\n", "c": ["\u00e9", null]}')
+    assert arguments_of(call) == {"a": "2", "b": "café\n", "c": '["é", null]'}
+    deep = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    assert arguments_of(ToolCall("add", deep)) == {"arguments": deep}
 
 
 def test_an_episode_that_its_environment_began_has_a_first_turn_without_text() -> None:
