@@ -21,9 +21,9 @@ import numpy as np
 from rlep.core.episodes import Suffix, ToolCall
 from rlep.core.errors import ModelError
 from rlep.core.thinking import MARK, opened
+from rlep.core.tool_calls import answer_of, message_calls, read_tool_calls
 from rlep.core.types import Int32Array, Message
 from rlep.engines.tokenizer import TEMPLATE_FAULTS, Tokenizer
-from rlep.engines.tool_calls import answer_of, message_calls, read_tool_calls
 
 QUESTION, TURN, THOUGHT, OBSERVATION = "rlep-question", "rlep-turn", "rlep-thought", "rlep-observation"
 """Texts that stand for others in renderings."""

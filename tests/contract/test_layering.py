@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services/pool/files": {"services/pool/rpc", "services/pool/storage"},
     "services/pool/embedded": set(),
     "services/pool/maintenance": {"services/pool/rpc", "services/pool/storage", "services/pool/files"},
+    "environments": set(),
     "services/environment": {"services/verifier", "services/worker"},
     "services/verifier": {"services/verifier/latex", "services/worker"},
     "services/verifier/latex": set(),

@@ -21,6 +21,7 @@ import numpy as np
 from rlep.config.schema import Config
 from rlep.core.files import replace_with
 from rlep.core.seeds import seed_for
+from rlep.core.transcript import text_and_ends
 from rlep.core.types import Float32Array, Group, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.evaluate import Decode
@@ -268,7 +269,10 @@ def rows_table(groups: Sequence[WrittenGroup]) -> pa.Table:
 
 
 def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
-    """Return a table with a row for each trajectory of these groups: question, text, token ids and log-probs."""
+    """Return a table with a row for each trajectory of these groups: question, text, token ids and log-probs.
+
+    Of an episode also ``sampled``, and the ``ends`` of its parts in the text, in characters (``core.transcript.parts_of``).
+    """
     import pyarrow as pa
 
     held = [
@@ -276,6 +280,7 @@ def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
         for written in groups
         for row, member, logprobs in zip(written.rows, written.group.members, written.logprobs, strict=True)
     ]
+    texts = [text_and_ends(member.tokens, member.sampled, decode) for _, _, member, _ in held]
     half = pa.list_(pa.float16())
     return pa.table(
         {
@@ -286,11 +291,12 @@ def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
             "question": pa.array([prompt.question for prompt, _, _, _ in held], pa.string()),
             "reference": pa.array([prompt.reference for prompt, _, _, _ in held], pa.string()),
             "prompt": pa.array([decode(prompt.tokens) for prompt, _, _, _ in held], pa.string()),
-            "text": pa.array([decode(member.tokens) for _, _, member, _ in held], pa.string()),
+            "text": pa.array([text for text, _ in texts], pa.string()),
             "token_ids": pa.array([member.tokens for _, _, member, _ in held], pa.list_(pa.int32())),
             "logprobs": pa.array([_half(logprobs) for _, _, _, logprobs in held], half),
             "sampler_logprobs": pa.array([_half(member.logprobs) for _, _, member, _ in held], half),
             "sampled": pa.array([member.sampled for _, _, member, _ in held], pa.list_(pa.bool_())),
+            "ends": pa.array([ends for _, ends in texts], pa.list_(pa.int32())),
         }
     )
 

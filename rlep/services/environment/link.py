@@ -14,7 +14,7 @@ from typing import Any
 
 from rlep.core.errors import ConfigError, EnvironmentFault
 from rlep.core.waiting import silence
-from rlep.services.environment.reply import UNKNOWN, Reply
+from rlep.services.environment.reply import UNKNOWN, CallReply
 from rlep.services.worker import frames
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.process import START_SECONDS, end_process, start_process
@@ -33,7 +33,7 @@ class _Sent:
 
     number: int
     call: Sequence[Any]
-    answer: asyncio.Future[Reply]
+    answer: asyncio.Future[CallReply]
     losses: int = 0
     """Processes that were lost while it was the next to be answered."""
 
@@ -49,7 +49,7 @@ class WorkerLink:
         self._sent: deque[_Sent] = deque()
         """In the order of their answers; the first is in work."""
         self._numbers = itertools.count()
-        self._deaths: list[Reply] = []
+        self._deaths: list[CallReply] = []
         """Of runners, since the last answer; each had at most one call in work."""
         self._read, self._unwritten = bytearray(), bytearray()
         self._writing = False
@@ -79,7 +79,7 @@ class WorkerLink:
         self._ready, self._since = False, self._loop.time()
         self._look()
 
-    def send(self, *call: Any) -> asyncio.Future[Reply]:
+    def send(self, *call: Any) -> asyncio.Future[CallReply]:
         """Send a call: its kind, its episode, and what it takes. The answer may be ConfigError or EnvironmentFault."""
         sent = _Sent(next(self._numbers), call, self._loop.create_future())
         self._put(sent)
@@ -147,7 +147,7 @@ class WorkerLink:
     def _take(self, message: Any) -> None:
         self._since = self._loop.time()
         if isinstance(message, list):
-            self._answer(message[0], Reply(*message[1]))
+            self._answer(message[0], CallReply(*message[1]))
         elif "tools" in message:
             self._ready, self._failed_starts = True, 0
             if not self.tools.done():
@@ -161,18 +161,18 @@ class WorkerLink:
         else:
             self._died(message["ended"], message["how"])
 
-    def _answer(self, number: int, reply: Reply) -> None:
+    def _answer(self, number: int, reply: CallReply) -> None:
         """Settle a call, and those before it, which ended their runners."""
         while self._sent and self._sent[0].number < number:
             before = sum(sent.number < number for sent in self._sent)
-            deaths = self._deaths[-before:] or [Reply(UNKNOWN)]
+            deaths = self._deaths[-before:] or [CallReply(UNKNOWN)]
             self._settle(deaths[0])
             self._deaths = deaths[1:]
         self._deaths.clear()
         if self._sent and self._sent[0].number == number:
             self._settle(reply)
 
-    def _settle(self, reply: Reply) -> None:
+    def _settle(self, reply: CallReply) -> None:
         answer = self._sent.popleft().answer
         if not answer.done():  # nobody may wait any more
             answer.set_result(reply)
@@ -180,7 +180,7 @@ class WorkerLink:
     def _died(self, status: str, how: str) -> None:
         """Its runner is gone with all its episodes. The next one reads on; its first answer shows what this one had read."""
         self.restarts += 1
-        self._deaths.append(Reply("crashed" if status == "recycled" else status, None, how))
+        self._deaths.append(CallReply("crashed" if status == "recycled" else status, None, how))
         self._tell_lost(self, f"its process was lost, in a call of another episode or from outside: {how}")
         self.send("probe")
 
@@ -195,7 +195,7 @@ class WorkerLink:
         if self._ready:
             self.restarts += 1
             if status and self._sent:
-                self._settle(Reply(status, None, how))
+                self._settle(CallReply(status, None, how))
             self._tell_lost(self, f"its process was lost: {how}")
         else:
             self._failed_starts += 1
@@ -211,7 +211,7 @@ class WorkerLink:
             if sent.call[0] == "begin" and sent.losses < _STARTS:
                 self._put(sent)
             elif not sent.answer.done():
-                sent.answer.set_result(Reply(UNKNOWN))
+                sent.answer.set_result(CallReply(UNKNOWN))
 
     def _give_up(self, fault: Exception) -> None:
         self._fault = fault

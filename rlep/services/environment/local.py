@@ -13,7 +13,7 @@ from rlep.core.episodes import Action, EpisodeStatus, Observation
 from rlep.core.errors import ConfigError
 from rlep.core.types import Status, Verdict
 from rlep.services.environment.link import WorkerLink
-from rlep.services.environment.reply import FAILED, UNKNOWN, Reply
+from rlep.services.environment.reply import FAILED, UNKNOWN, CallReply
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.source import source_digest
 
@@ -121,7 +121,7 @@ class LocalEnvironments:
         if isinstance(action, str):
             return self._observed(placed, [await placed.link.send("step", episode, action)])
         sent = [placed.link.send("call", episode, one.name, one.arguments) for one in action[:MOST_CALLS]]
-        refused = Reply("open", f"error: at most {MOST_CALLS} calls in a turn are carried out")
+        refused = CallReply("open", f"error: at most {MOST_CALLS} calls in a turn are carried out")
         return self._observed(placed, [*await asyncio.gather(*sent), *[refused] * (len(action) - len(sent))])
 
     async def end(self, episode: str) -> Verdict | None:
@@ -154,7 +154,7 @@ class LocalEnvironments:
             if placed.link is link and placed.begun and placed.failed is None:
                 placed.failed = Observation(status="crashed", reason=reason)
 
-    def _observed(self, placed: _Placed, replies: Sequence[Reply]) -> Observation:
+    def _observed(self, placed: _Placed, replies: Sequence[CallReply]) -> Observation:
         """The observation of a turn, and of an episode that fails the last one."""
         for reply in replies:
             if reply.status in FAILED:

@@ -10,7 +10,7 @@ FAILED: Final = ("crashed", "timeout", "out_of_memory")
 """Statuses that end an episode."""
 
 
-class Reply(NamedTuple):
+class CallReply(NamedTuple):
     """Answer to one call."""
 
     status: str

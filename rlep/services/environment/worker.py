@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rlep.services.environment.contract import load_contract
 from rlep.services.environment.episodes import Episodes
 from rlep.services.environment.overtime import CallClock
-from rlep.services.environment.reply import Reply
+from rlep.services.environment.reply import CallReply
 from rlep.services.worker import frames
 from rlep.services.worker.host import OUT_OF_MEMORY, OUT_OF_STEP, RECYCLED, Life, main, write
 from rlep.services.worker.jail import Limits, confine, memory_mb
@@ -34,13 +34,13 @@ def prepare(task: str, limits: Limits, jobs: int, replies: int) -> Life:
 
 def serve(episodes: Episodes, limits: Limits, jobs: int, replies: int) -> int:
     """Answer calls until it is time to be replaced; the exit code."""
-    answers: dict[str, Callable[..., Reply]] = {
+    answers: dict[str, Callable[..., CallReply]] = {
         "begin": episodes.begin,
         "call": episodes.call,
         "step": episodes.step,
         "end": episodes.end,
         "drop": episodes.drop,
-        "probe": lambda: Reply("open"),
+        "probe": lambda: CallReply("open"),
     }
     largest = memory_mb().resident + limits.recycle_mb
     while (call := frames.read_blocking(jobs)) is not None:

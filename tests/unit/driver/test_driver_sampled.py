@@ -140,7 +140,7 @@ async def test_the_files_of_a_step_show_who_wrote_a_token(tmp_path: Path) -> Non
     learner = np.concatenate([logprobs_of(ready.batch, BASE).reshape(-1, 3) for ready in outcome.mini_batches])
     assert [row["logprob"] for row in rows] == pytest.approx(learner.mean(axis=1).tolist(), abs=1e-6)
     for row, scored in zip(texts, learner, strict=True):
-        assert row["text"] == "5"
+        assert (row["text"], row["ends"]) == ("122", [1, 2, 3])  # parts of 1, 2 and 2 tokens, each decoded alone
         assert row["logprobs"] == pytest.approx([scored[0], 0, 0, *scored[1:]], abs=1e-3)
         assert [value == 0 for value in row["sampler_logprobs"]] == (~MASK).tolist()
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rlep.core.episodes import ToolCall
-from rlep.engines.tool_calls import MOST_CALLS, answer_of, message_calls, read_tool_calls
+from rlep.core.tool_calls import MOST_CALLS, answer_of, message_calls, read_tool_calls
 
 ADD = ToolCall("add", '{"a": 2, "b": 3}')
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'

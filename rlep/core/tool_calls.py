@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rlep.core.episodes import ToolCall
@@ -43,8 +43,29 @@ def read_tool_calls(text: str) -> list[ToolCall]:
     Else, Llama: the whole text is such an object, or a list of them, where ``arguments`` may be called ``parameters``.
     """
     text = text[:LONGEST]
-    if OPEN in text:
-        return [call for call, _ in zip(_marked(text), range(MOST_CALLS), strict=False)]
+    return [call for _, call in _placed(text)] if OPEN in text else _whole(text)
+
+
+def texts_and_calls(text: str) -> list[str | ToolCall]:
+    """A turn for a reader: texts and the calls between them, in order; a call that cannot be read stays text. Texts may be empty.
+
+    Worked example: ``Let me see. <tool_call>{"name": "add", "arguments": {}}</tool_call>`` is a text and a call.
+    """
+    read = text[:LONGEST]
+    begin = len(read) - len(answer_of(read))  # thinking calls nothing
+    if OPEN not in read[begin:]:
+        calls = _whole(read[begin:])
+        return [text[:begin], *calls, text[LONGEST:]] if calls and not any(call.fault for call in calls) else [text]
+    found: list[str | ToolCall] = []
+    plain = 0
+    for (start, end), call in _placed(read, begin):
+        if not call.fault:
+            found += [text[plain:start], call]
+            plain = end
+    return [*found, text[plain:]]
+
+
+def _whole(text: str) -> list[ToolCall]:
     if _WHOLE.match(text) is None:
         return []
     try:
@@ -70,20 +91,25 @@ def _listed(items: object) -> list[Any]:
     return list(items) if isinstance(items, list | tuple) else [] if items is None else [items]
 
 
-def _marked(text: str) -> Iterator[ToolCall]:
-    place = text.find(OPEN)
-    while place >= 0:
-        place += len(OPEN)
+def _placed(text: str, begin: int = 0) -> list[tuple[tuple[int, int], ToolCall]]:
+    """The marked calls from ``begin`` on, each with where it begins and ends."""
+    found: list[tuple[tuple[int, int], ToolCall]] = []
+    start = text.find(OPEN, begin)
+    while start >= 0 and len(found) < MOST_CALLS:
+        place = start + len(OPEN)
         try:
-            found, end = _decoded(text, place)
+            read, end = _decoded(text, place)
             left = text[end:].lstrip()
             if left and not left.startswith((CLOSE, OPEN)):
                 raise _Unreadable(f"{CLOSE} does not follow it")
-            yield _call(found)
+            call = _call(read)
+            after = len(text) - len(left) + len(CLOSE) if left.startswith(CLOSE) else end
         except _Unreadable as error:
-            end = text.find(CLOSE, place)
-            yield _faulty(str(error))
-        place = text.find(OPEN, max(end, place))
+            end = after = text.find(CLOSE, place)
+            call = _faulty(str(error))
+        found.append(((start, after), call))
+        start = text.find(OPEN, max(end, place))
+    return found
 
 
 def _decoded(text: str, place: int) -> tuple[Any, int]:
