@@ -15,7 +15,6 @@ from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control, Role
-from rlep.actors.environments import EnvironmentPool
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
@@ -36,6 +35,7 @@ from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.sampler.setup import PROBES
 from rlep.hub.resolve import model_directory
+from rlep.services.environment.local import LocalEnvironments
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED
 
@@ -109,12 +109,17 @@ class RunActors:
         self._elastic["verifiers"] = role
         return role
 
-    def environments(self) -> EnvironmentPool | None:
-        """Start the environments of episodes; None where there are none."""
+    def environments(self) -> ports.Environments | None:
+        """Start the environments of episodes, in processes of this machine; None where there are none."""
         if not self.config.environment.factory:
             return None
-        role = EnvironmentPool(self.cluster, self.config.environment)
-        self._begin(role.close, role.start())
+        # An episode may wait for its generator as long as its rollout lasts.
+        role = LocalEnvironments(self.config.environment, idle_s=self.config.rollout.deadline_s)
+
+        async def close() -> None:
+            role.close()
+
+        self._begin(close, role.start())
         return role
 
     def learners(self) -> Learners:

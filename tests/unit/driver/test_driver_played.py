@@ -12,13 +12,15 @@ import pytest
 from rlep.config.schema import Config
 from rlep.core.episodes import Observation, ToolCall
 from rlep.core.errors import VerifierError
-from rlep.core.types import Completion, Int32Array, Request, Sampling
+from rlep.core.types import Completion, FinishReason, Int32Array, Request, Sampling
 from rlep.driver.context import Roles, Run
 from rlep.driver.live_replay import LiveReplay
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.train import Training
+from rlep.driver.step import StepOutcome
+from rlep.driver.train import AfterStep, Training
 from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart, EpisodeVerifiers
 from rlep.launch.wings import choose_step, rollouts
+from rlep.metrics.catalogue import MetricValue
 from tests.unit.driver.driver_fakes import FakeGenerators, FakePool, Killed, Scene, World, data_of, scene_of
 from tests.unit.driver.driver_values import TIS, batch_bytes, config_of, evaluations, prompt_set, prompts_of, untimed
 from tests.unit.driver.episode_scene import AFTER, BEFORE, FakeDialogue, FakeEnvironments
@@ -38,7 +40,7 @@ class Player(FakeGenerators):
         room = sampling.max_tokens - request.given
         said = super().answer(request, replace(sampling, max_tokens=6), version)
         kept = min(len(said.tokens), 5, room)
-        reason = "length" if kept == room else "stop"
+        reason: FinishReason = "length" if kept == room else "stop"
         return replace(said, tokens=said.tokens[:kept] + 100, logprobs=said.logprobs[:kept], finish_reason=reason)
 
 
@@ -99,10 +101,10 @@ async def trained(directory: Path, scene: PlayedScene, stored: Stored | None = N
     try:
         make = choose_step(config, data.decode)
 
-        async def measure(*_: object) -> dict[str, Any]:
+        async def measure(_: StepOutcome, metrics: Mapping[str, MetricValue]) -> Mapping[str, MetricValue]:
             return scene.played.metrics()
 
-        after = [*([live.learn] if live else []), measure]
+        after: list[AfterStep] = [*([live.learn] if live else []), measure]
         await Training(scene.run, trainers, data, store, make, live=live, after=after).run()
     finally:
         store.close()
