@@ -119,7 +119,9 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Games:
     home = tmp_path_factory.mktemp("games")
     (home / "games.py").write_text(GAMES)
     (home / "game.jinja").write_text(TEMPLATE)
-    return Games(home, [*small_task(home), "data.evaluation=[]", f'model.template_file="{home / "game.jinja"}"'])
+    return Games(
+        home, [*small_task(home, train=PROMPTS), "data.evaluation=[]", f'model.template_file="{home / "game.jinja"}"']
+    )
 
 
 def chance(*more: str) -> list[str]:
@@ -145,6 +147,8 @@ def test_a_policy_learns_from_its_episodes_and_replays_them(games: Games) -> Non
         assert 1 < metrics["episode/turns"] <= 2
         assert metrics["episode/failed"] == metrics["episode/tool_errors"] == metrics["episode/cut"] == 0
         assert metrics["loss/tokens/fresh"] == metrics["rollout/tokens"]
+    assert lines[-1]["live/responses"] > 0, "of about 96 answers, one in ten is right"
+    assert lines[-1]["replay/live"] == lines[-1]["replay/trajectories"] > 0
     rows = [row for step in range(3) for row in games.rows("whole", step)]
     several = [row for row in rows if turns_of(row["sampled"]) == 2]
     assert several
