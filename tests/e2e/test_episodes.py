@@ -31,7 +31,7 @@ class SecondChance:
         Args:
             text: The answer.
         """
-        found = re.findall(r"boxed{(\\\\d+)}", text)
+        found = re.findall(r"boxed{(\\d+)}", text)
         self._right = found[-1:] == [self._reference]
         return None if self._right else ". How many?"
 
