@@ -66,8 +66,7 @@ def reverify(
     ``asked`` (prompt id → question) is what a reward function may ask for.
 
     ``report`` is told of every difference. With ``quarantine`` what has another verdict now is set aside, never to come
-    back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, another tokenizer, or
-    episodes.
+    back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, another tokenizer, or episodes.
     """
     stats = pool.stats()
     if quarantine and stats.sealed:
