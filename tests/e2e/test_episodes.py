@@ -161,7 +161,8 @@ def test_a_policy_learns_from_its_episodes_and_replays_them(games: Games) -> Non
         assert EOS not in asked
         logprobs = np.array(row["sampler_logprobs"], dtype=np.float32)
         assert not logprobs[~sampled].any()
-        assert np.abs(np.array(row["logprobs"], dtype=np.float32) - logprobs)[sampled].max() < 0.02
+        if row["member"] < FRESH:  # an older policy sampled a replay
+            assert np.abs(np.array(row["logprobs"], dtype=np.float32) - logprobs)[sampled].max() < 0.02
 
 
 def test_a_run_that_is_continued_plays_the_same_episodes(games: Games) -> None:
