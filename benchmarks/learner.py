@@ -134,7 +134,7 @@ def padded_update(model: torch.nn.Module, adamw: torch.optim.AdamW, batch: Seque
     """Eq. 4 with dual clip, token mean, one optimizer step; returns the loss."""
     assert batch.old_logprobs is not None
     parts = [torch.from_numpy(part) for part in np.split(batch.tokens.astype(np.int64), batch.offsets[1:-1])]
-    olds = [torch.from_numpy(part) for part in np.split(batch.old_logprobs, np.cumsum(batch.response_lengths)[:-1])]
+    olds = [torch.from_numpy(part) for part in np.split(batch.old_logprobs, np.cumsum(batch.sampled_lengths)[:-1])]
     total = 0.0
     for start in range(0, len(batch), PADDED_ROWS):
         rows = slice(start, start + PADDED_ROWS)

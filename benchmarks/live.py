@@ -67,7 +67,7 @@ class Scorer:
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """Uniform numbers ``[R]``, a function of the batch's size."""
-        size = int(batch.response_lengths.sum())
+        size = int(batch.sampled_lengths.sum())
         return -np.random.default_rng(size).random(size, dtype=np.float32)
 
 
@@ -85,7 +85,7 @@ class Responses:
         """A step's groups of ``FRESH`` with their log-probs, and its visits."""
         groups = [Group(prompt, 0, tuple(self._members(prompt, correct)), ()) for prompt in prompts]
         batch = sequence_batch(groups, np.zeros(len(groups) * FRESH))
-        logprobs = -self._draw.exponential(0.35, int(batch.response_lengths.sum())).astype(np.float32)
+        logprobs = -self._draw.exponential(0.35, int(batch.sampled_lengths.sum())).astype(np.float32)
         kept = np.ones(len(batch), np.bool_)
         rewards = Rewards(kept, np.zeros(len(batch)), kept)
         visits = [Visit(prompt.id, FRESH * (TOKENS + 200), correct, FRESH) for prompt in prompts]

@@ -86,11 +86,11 @@ class Generators:
             await self._queue.wait_for_work(name)
             slots = min(SLOTS, self._queue.share(GENERATORS))
             taken = self._queue.take(name, max(1, slots // 4))
-            if taken is None:
+            if not taken:
                 continue
-            job, requests = taken
-            for request in requests:
-                self._queue.finish(name, job, response_to(request, self._length_of(request.seed)))
+            for entry in taken:
+                response = response_to(entry.request, self._length_of(entry.request.seed))
+                self._queue.finish(name, entry.job, response)
             await asyncio.sleep(0)
 
 
@@ -144,7 +144,7 @@ class Learner:
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """Return the same log-prob for all tokens."""
-        return np.full(int(batch.response_lengths.sum()), -0.5, dtype=np.float32)
+        return np.full(int(batch.sampled_lengths.sum()), -0.5, dtype=np.float32)
 
     async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         """Change nothing."""

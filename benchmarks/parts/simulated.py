@@ -151,7 +151,7 @@ def simulated_learner(devices: Devices) -> Any:
 
         def do_score(self, batch: SequenceBatch, _: object) -> Any:
             time.sleep(0.25 * len(batch.tokens) * devices.trained_token / devices.ranks)
-            return None if self._rank else np.full(int(batch.response_lengths.sum()), -0.5, dtype=np.float32)
+            return None if self._rank else np.full(int(batch.sampled_lengths.sum()), -0.5, dtype=np.float32)
 
         def do_update(self, batch: SequenceBatch, *_: object) -> UpdateOutcome | None:
             time.sleep(0.75 * len(batch.tokens) * devices.trained_token / devices.ranks)

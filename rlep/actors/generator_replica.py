@@ -35,10 +35,9 @@ from rlep.actors.generator_actor import GeneratorActor
 from rlep.actors.placement import BundleSlot
 from rlep.actors.replicas import ActorStatus, Changes, Rate, Replica, State
 from rlep.actors.supervised import HEARTBEAT_S, Supervised
-from rlep.actors.work_queue import GenerateCall, WorkQueue
+from rlep.actors.work_queue import QueuedRequest, WorkQueue
 from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, ModelError, RlepError, WeightSyncError
-from rlep.core.types import Request
 from rlep.engines.sampler.engine import SamplerHealth
 from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
 
@@ -132,6 +131,20 @@ class GeneratorReplica(Replica):
     def has_weights(self) -> bool:
         """True while it serves a policy version, or may after the transfer that it takes part in."""
         return self._loading.locked() or self.version is not None
+
+    @property
+    def free(self) -> int:
+        """The number of requests that it takes at once; 0 where it has too many, or serves none."""
+        if self.state is not GeneratorState.SERVING:
+            return 0
+        queue, most = self._fleet.queue, self._config.max_sequences
+        slots = min(queue.share(self._fleet.serving()), most + most // WAITING)
+        free = slots - queue.count_leased(self.holder)
+        return free if free >= max(1, slots // REFILL) else 0
+
+    def look(self) -> None:
+        """Have it look again whether it takes more: there are more requests, of which it has a part."""
+        self._changes.tell()
 
     def status(self) -> ActorStatus:
         """Return its row of ``rlep status``. Only of a replica that is not placed is Ray's head asked what it lacks."""
@@ -376,28 +389,27 @@ class GeneratorReplica(Replica):
 
     async def _feed(self, actor: ActorHandle[Any]) -> None:
         """Keep the engine full, with some requests waiting in it, from the queue."""
-        queue, holder, most = self._fleet.queue, self.holder, self._config.max_sequences
+        queue, holder = self._fleet.queue, self.holder
         while True:
             await self._changes.until(lambda: self.state is GeneratorState.SERVING)
             await queue.wait_for_work(holder)
             if self.state is not GeneratorState.SERVING:
                 continue
-            slots = min(queue.share(self._fleet.serving()), most + most // WAITING)
-            free = slots - queue.count_leased(holder)
-            if free < max(1, slots // REFILL):
+            if not (free := self.free):
                 await self._changes.next()
-            elif (taken := queue.take(holder, free)) is not None:
-                self._spawn(actor, self._read(actor, holder, *taken))
+            elif taken := queue.take(holder, free):
+                self._spawn(actor, self._read(actor, holder, taken))
 
-    async def _read(self, actor: ActorHandle[Any], holder: str, job: GenerateCall, requests: Sequence[Request]) -> None:
+    async def _read(self, actor: ActorHandle[Any], holder: str, taken: Sequence[QueuedRequest]) -> None:
         """Deliver the completions of one call; what it ends without is given out again."""
-        queue, identities = self._fleet.queue, [request.id for request in requests]
+        queue, identities = self._fleet.queue, [entry.request.id for entry in taken]
+        jobs = {entry.request.id: entry.job for entry in taken}
         generate = actor.generate.options(num_returns="streaming")
         try:
-            with self._span("generate", len(requests)):
-                async for reference in generate.remote(requests, job.sampling):
+            with self._span("generate", len(taken)):
+                async for reference in generate.remote([entry.request for entry in taken], taken[0].job.sampling):
                     for completion in await reference:
-                        if queue.finish(holder, job, completion):
+                        if queue.finish(holder, jobs[completion.request_id], completion):
                             self._rate.add(len(completion.tokens))
                     self._changes.tell()
                     self._fleet.settle()

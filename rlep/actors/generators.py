@@ -51,7 +51,7 @@ class GeneratorPool:
         shared: Colocated | None = None,
     ) -> None:
         """``lease_s``: from ``GeneratorConfig.lease``; ``shared``: set when they share their devices with the learner."""
-        self._queue = WorkQueue(lease_s)
+        self._queue = WorkQueue(lease_s, has_room=self._has_room)
         self._fleet = Fleet(
             cluster,
             config,
@@ -120,6 +120,8 @@ class GeneratorPool:
         if all(replica.out_of_restarts for replica in self.replicas):
             raise self._nobody_left()
         job = self._queue.put(requests, sampling)
+        for replica in self.replicas:
+            replica.look()
         self._settle()
         try:
             async with asyncio.timeout(deadline_s):
@@ -203,6 +205,9 @@ class GeneratorPool:
         if failed := [f"{name}: {outcome}" for name, outcome in outcomes.items() if isinstance(outcome, BaseException)]:
             raise WeightSyncError("; ".join(failed))
         return max(outcome for outcome in outcomes.values() if not isinstance(outcome, BaseException))
+
+    def _has_room(self, holder: str) -> bool:
+        return any(replica.holder == holder and replica.free > 0 for replica in self.replicas)
 
     def _staying(self) -> list[GeneratorReplica]:
         return [replica for replica in self.replicas if replica.state is not GeneratorState.LEAVING]

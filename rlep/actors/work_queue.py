@@ -2,10 +2,12 @@
 
 method         consumes                  waits for                        unblocked by
 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-wait_for_work  nothing                   a request that this worker       put, give_back, the end of a lease
+wait_for_work  nothing                   a request that this worker       put, give_back, take, the end of a lease
                                          may take
-take           late requests, then       nothing                          —
-               waiting ones
+take           late requests, turns of   nothing                          —
+               this worker's episodes,
+               waiting requests, turns
+               of busy workers' ones
 finish         a lease, and the request  nothing                          —
 
 put ─► waiting ─take─► leased ─finish─► answered          leased ─give_back─► waiting, at the head
@@ -17,11 +19,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rlep.core.types import Completion, Reissued, Request, Sampling
+
+EPISODES = 1 << 16
+"""Episodes whose last worker is remembered: those that had a turn last."""
+KEPT_S = 1.0
+"""Longest time that a turn is kept for the worker of the turn before, which has room for it but takes nothing."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,13 +53,26 @@ class WorkQueue:
     """First in, first out over all jobs; every request is finished exactly once, however often it was dispatched.
 
     A worker holds what it takes until it finishes or loses it. A request whose leases have all ended is offered to the
-    workers that do not hold it. The first completion counts.
+    workers that do not hold it. The first completion counts. A later turn of an episode is kept for the worker that has its
+    earlier ones in its prefix cache, as long as that is about to take more.
     """
 
-    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """``lease_s``: seconds after which a taken request is offered again; ``clock``: where seconds are read."""
-        self._lease_s, self._clock = lease_s, clock
+    def __init__(
+        self,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        has_room: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """``lease_s``: seconds after which a taken request is offered again; ``clock``: where seconds are read.
+
+        ``has_room``: tells whether a worker takes more at once.
+        """
+        self._lease_s, self._clock, self._has_room = lease_s, clock, has_room
         self._pending: deque[QueuedRequest] = deque()
+        self._turns: dict[str, deque[QueuedRequest]] = {}
+        """Worker → turns that wait, of episodes whose last turn it served."""
+        self._served: dict[str, str] = {}
+        """Episode → the worker of its last turn, the most recent last."""
         self._late: dict[str, QueuedRequest] = {}
         """Requests that are held, but under no lease any more."""
         self._ends: deque[tuple[float, str, QueuedRequest]] = deque()
@@ -74,29 +94,33 @@ class WorkQueue:
         job = GenerateCall(sampling, missing)
         entries = [QueuedRequest(job, request) for request in wanted]
         self._open.update((entry.request.id, entry) for entry in entries)
-        self._pending.extend(entries)
+        for entry in entries:
+            home = self._served.pop(entry.request.episode, None)
+            (self._pending if home is None else self._turns.setdefault(home, deque())).append(entry)
         self._changed.set()
         return job
 
-    def take(self, worker: str, limit: int) -> tuple[GenerateCall, list[Request]] | None:
-        """Lease up to ``limit`` requests of one job to ``worker``; None when there is none for it.
+    def take(self, worker: str, limit: int) -> list[QueuedRequest]:
+        """Lease up to ``limit`` requests of one sampling to ``worker``; none when there are none for it.
 
-        Those whose lease has ended come first, then those that wait.
+        Those whose lease has ended come first, then turns of its own episodes, first turns, and turns of workers without room.
         """
         held = self._leased.setdefault(worker, {})
         taken: list[QueuedRequest] = []
         while len(taken) < limit and (entry := self._offer(worker)) is not None:
-            if taken and entry.job is not taken[0].job:
+            if taken and entry.job.sampling != taken[0].job.sampling:
                 break
             if self._late.pop(entry.request.id, None) is not None:
                 self._count(retried=1)
             else:
-                self._pending.popleft()
+                next(self._lanes(worker)).popleft()
             entry.leases[worker] = self._clock() + self._lease_s
             self._ends.append((entry.leases[worker], worker, entry))
             held[entry.request.id] = entry
             taken.append(entry)
-        return (taken[0].job, [entry.request for entry in taken]) if taken else None
+        if taken:
+            self._changed.set()  # it may have no room any more for what is left
+        return taken
 
     def finish(self, worker: str, job: GenerateCall, completion: Completion) -> bool:
         """Deliver a worker's completion to its job. False where no job waits for it any more: it is dropped and counted."""
@@ -113,6 +137,10 @@ class WorkQueue:
         for other in wanted.leases:
             self._superseded.setdefault(other, []).append(identity)
         self._forget(identity)
+        if wanted.request.episode:
+            self._served[wanted.request.episode] = worker
+            if len(self._served) > EPISODES:
+                del self._served[next(iter(self._served))]
         del job.missing[identity]
         job.finished.put_nowait(completion)
         return True
@@ -153,6 +181,8 @@ class WorkQueue:
         for identity in job.missing:
             self._forget(identity)
         self._pending = deque(entry for entry in self._pending if entry.job is not job)
+        for home, lane in self._turns.items():
+            self._turns[home] = deque(entry for entry in lane if entry.job is not job)
         held: dict[str, list[str]] = {}
         for worker, leases in self._leased.items():
             for entry in [entry for entry in leases.values() if entry.job is job]:
@@ -177,13 +207,15 @@ class WorkQueue:
     @property
     def waiting(self) -> int:
         """Requests that no worker holds."""
-        return len(self._pending)
+        return len(self._pending) + sum(map(len, self._turns.values()))
 
     async def wait_for_work(self, worker: str) -> None:
         """Wait until there is a request that ``worker`` may take."""
         while self._offer(worker) is None:
             self._changed.clear()
             until = self._ends[0][0] - self._clock() if self._ends else None
+            if self.waiting:
+                until = KEPT_S if until is None else min(until, KEPT_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(until):
                     await self._changed.wait()
@@ -192,7 +224,19 @@ class WorkQueue:
         """Return the next request for ``worker``."""
         self._end_leases()
         late = next((entry for entry in self._late.values() if worker not in entry.leases), None)
-        return late if late is not None or not self._pending else self._pending[0]
+        lane = None if late is not None else next(self._lanes(worker), None)
+        return late if lane is None else lane[0]
+
+    def _lanes(self, worker: str) -> Iterator[deque[QueuedRequest]]:
+        """Yield what waits for ``worker``, in the order in which it may take it."""
+        own = self._turns.get(worker)
+        if own:
+            yield own
+        if self._pending:
+            yield self._pending
+        for home, lane in self._turns.items():
+            if lane and home != worker and not self._has_room(home):
+                yield lane
 
     def _end_leases(self) -> None:
         while self._ends:

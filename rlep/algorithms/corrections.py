@@ -47,8 +47,8 @@ def corrected(batch: SequenceBatch, correction: CorrectionConfig, *, replayed: b
     if batch.old_logprobs is None or batch.behaviour_logprobs is None:
         raise ValueError("importance weights need the old and the behaviour log-probs of a batch")
     chosen = batch.trained & (batch.replayed == replayed)
-    lengths = batch.response_lengths[chosen]
-    rows = np.repeat(chosen, batch.response_lengths)
+    lengths = batch.sampled_lengths[chosen]
+    rows = np.repeat(chosen, batch.sampled_lengths)
     log_ratios = batch.old_logprobs[rows].astype(np.float64) - batch.behaviour_logprobs[rows].astype(np.float64)
     if np.isnan(log_ratios).any():
         raise ValueError(
@@ -79,7 +79,7 @@ def importance(batch: SequenceBatch, loss: LossConfig, replay: ReplayConfig) -> 
     """
     if loss.correction is None and replay.correction is None:
         return None
-    factors = np.ones(int(batch.response_lengths.sum()))
+    factors = np.ones(int(batch.sampled_lengths.sum()))
     for correction, replayed in ((loss.correction, False), (replay.correction, True)):
         if correction is not None and (batch.trained & (batch.replayed == replayed)).any():
             part = corrected(batch, correction, replayed=replayed)

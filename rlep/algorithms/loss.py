@@ -108,7 +108,7 @@ def packed_tokens(
         raise ValueError("the batch has sequences for KL and entropy alone: give regulariser_weights")
     if batch.old_logprobs is None:
         raise ValueError("the batch has no old_logprobs: score it under θ0 before the first update")
-    lengths, device = batch.response_lengths, logprobs.device
+    lengths, device = batch.sampled_lengths, logprobs.device
     sequences = np.repeat(np.arange(len(batch)), lengths)
     if logprobs.shape != sequences.shape or len(weights) != len(batch):
         raise ValueError(

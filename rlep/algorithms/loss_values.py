@@ -26,14 +26,14 @@ def normalizers(batch: SequenceBatch, loss: LossConfig, *, fixed_length: int = 0
     ``fixed_length``: see ``sequence_weights``.
     """
     counted = batch.trained if batch.counted is None else batch.counted
-    tokens = np.where(counted, batch.response_lengths, 0)
+    tokens = np.where(counted, batch.sampled_lengths, 0)
     return np.where(batch.trained, sequence_weights(tokens, batch.groups, loss, fixed_length=fixed_length), 0.0)
 
 
 def regulariser_normalizers(batch: SequenceBatch, loss: LossConfig, *, fixed_length: int = 0) -> Float64Array:
     """The same ``[S]`` for the KL and entropy terms: their mean is over ``batch.regularised``, where that is given."""
     kept = batch.trained if batch.regularised is None else batch.regularised
-    return sequence_weights(np.where(kept, batch.response_lengths, 0), batch.groups, loss, fixed_length=fixed_length)
+    return sequence_weights(np.where(kept, batch.sampled_lengths, 0), batch.groups, loss, fixed_length=fixed_length)
 
 
 def sequence_weights(
@@ -141,7 +141,7 @@ def old_logprobs(
     recomputed: Float32Array,
     scoring: Scoring,
 ) -> Float32Array:
-    """Old log-probs of every response token ``[R]``; fresh tokens always keep the recomputed ones.
+    """Old log-probs of every token that the policy sampled ``[R]``; fresh tokens always keep the recomputed ones.
 
     Args:
         batch: S sequences.
@@ -155,11 +155,11 @@ def old_logprobs(
     """
     if mode not in get_args(OldLogprobs):
         raise ConfigError(f"old log-probs {mode!r}: must be one of {', '.join(get_args(OldLogprobs))}")
-    lengths = batch.response_lengths
+    lengths = batch.sampled_lengths
     if len(members) != len(batch) or recomputed.shape != (int(lengths.sum()),):
         raise ValueError(
             f"{len(members)} members and {len(recomputed)} log-probs for a batch of {len(batch)} sequences"
-            f" and {int(lengths.sum())} response tokens"
+            f" and {int(lengths.sum())} sampled tokens"
         )
     if mode == "recompute":
         return recomputed
@@ -167,7 +167,8 @@ def old_logprobs(
     starts = np.concatenate([[0], np.cumsum(lengths)])
     for index in np.flatnonzero(batch.replayed):
         span = slice(int(starts[index]), int(starts[index + 1]))
-        result[span] = 0.0 if mode == "unit" else stored_logprobs(members[index], scoring)
+        member = members[index]
+        result[span] = 0.0 if mode == "unit" else member.at_sampled(stored_logprobs(member, scoring))
     return result
 
 

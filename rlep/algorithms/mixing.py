@@ -19,6 +19,7 @@ def mix(
     max_replays: int,
     tokenizer_digest: str,
     template_digest: str = "",
+    environment_digest: str = "",
     max_staleness: int = 0,
     allow_failed_replays: bool = False,
     require_replays: bool = False,
@@ -31,13 +32,14 @@ def mix(
     Every token id is below ``vocabulary``, the rows of the model's embedding (None: not known). No replay is longer than
     ``max_tokens``, as no fresh rollout is: batches, memory and the model's context are planned by it (None: any length).
     No replay's prompt was made otherwise than by ``template_digest``, so far as that is known (empty: it may have been).
+    All are episodes of the environment ``environment_digest`` (empty: of none).
     Fresh ones may have equal tokens but not equal sample ids; replays are distinct by content.
 
     Raises:
         StaleRolloutError: a token of a fresh one sampled more than ``max_staleness`` versions before
             ``policy_version``, or after it.
-        MixingError: wrong counts, another prompt or tokenizer, a token beyond the vocabulary,
-            duplicates, an unverified, truncated or overlong replay, or one to a prompt made otherwise.
+        MixingError: wrong counts, another prompt, tokenizer or environment, a token beyond the vocabulary, a mask of sampled
+            tokens that does not fit, duplicates, an unverified, truncated or overlong replay, or one to a prompt made otherwise.
     """
     _check_counts(prompt.id, fresh, replays, fresh_count, max_replays)
     if require_replays and len(replays) < max_replays:
@@ -46,7 +48,7 @@ def mix(
             f" lower the replay count to {len(replays)}, collect more responses, or stop requiring replays"
         )
     for trajectory in fresh:
-        _check_member(prompt.id, trajectory, tokenizer_digest, vocabulary)
+        _check_member(prompt.id, trajectory, tokenizer_digest, environment_digest, vocabulary)
         _check_version(prompt.id, trajectory, policy_version, max_staleness)
     _check_distinct(prompt.id, "fresh rollouts with sample id", (t.sample_id for t in fresh))
     check_replays(
@@ -56,6 +58,7 @@ def mix(
         vocabulary=vocabulary,
         max_tokens=max_tokens,
         template_digest=template_digest,
+        environment_digest=environment_digest,
         allow_failed=allow_failed_replays,
     )
     return Group(prompt, policy_version, tuple(fresh), tuple(replays))
@@ -70,6 +73,7 @@ def check_replays(
     max_tokens: int | None = None,
     limit: str = "rollout.max_tokens",
     template_digest: str = "",
+    environment_digest: str = "",
     allow_failed: bool = False,
 ) -> None:
     """Refuse replays that may not join a group of a prompt, as ``mix`` does. Raises ``MixingError``.
@@ -77,7 +81,7 @@ def check_replays(
     ``limit`` is what the trainer calls ``max_tokens``.
     """
     for trajectory in replays:
-        _check_member(prompt_id, trajectory, tokenizer_digest, vocabulary)
+        _check_member(prompt_id, trajectory, tokenizer_digest, environment_digest, vocabulary)
         if max_tokens is not None and len(trajectory.tokens) > max_tokens:
             raise MixingError(
                 f"prompt {prompt_id}: replay {trajectory.content_id} has {len(trajectory.tokens)} tokens, and {limit} is "
@@ -96,7 +100,9 @@ def _check_counts(
         raise MixingError(f"prompt {prompt_id}: {len(replays)} replays, the group takes at most {max_replays}")
 
 
-def _check_member(prompt_id: str, trajectory: Trajectory, tokenizer_digest: str, vocabulary: int | None) -> None:
+def _check_member(
+    prompt_id: str, trajectory: Trajectory, tokenizer_digest: str, environment_digest: str, vocabulary: int | None
+) -> None:
     if trajectory.prompt_id != prompt_id:
         raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} answers {trajectory.prompt_id}")
     if len(trajectory.tokens) == 0:
@@ -111,6 +117,13 @@ def _check_member(prompt_id: str, trajectory: Trajectory, tokenizer_digest: str,
             f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} has {len(trajectory.tokens)} tokens"
             f" and {len(trajectory.token_versions)} policy versions"
         )
+    if wrong := trajectory.badly_sampled:
+        raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} {wrong}")
+    if trajectory.provenance.environment_digest != environment_digest:
+        raise MixingError(
+            f"prompt {prompt_id}: trajectory {trajectory.content_id} is of {_origin(trajectory.provenance.environment_digest)}, "
+            f"this run's are of {_origin(environment_digest)}"
+        )
     if trajectory.provenance.tokenizer_digest != tokenizer_digest:
         raise MixingError(
             f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} was generated with tokenizer"
@@ -120,10 +133,14 @@ def _check_member(prompt_id: str, trajectory: Trajectory, tokenizer_digest: str,
         raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.content_id}: {wrong}")
 
 
+def _origin(environment_digest: str) -> str:
+    return f"environment {environment_digest!r}" if environment_digest else "no environment"
+
+
 def _check_version(prompt_id: str, trajectory: Trajectory, policy_version: int, max_staleness: int) -> None:
     versions = {trajectory.provenance.policy_version}
     if trajectory.token_versions is not None:
-        versions.update(trajectory.token_versions.tolist())
+        versions.update(trajectory.at_sampled(trajectory.token_versions).tolist())
     for version in sorted(versions):
         if not 0 <= policy_version - version <= max_staleness:
             bound = f" with staleness of at most {max_staleness}" if max_staleness else ""

@@ -68,6 +68,7 @@ def answer_batch(answers: Sequence[tuple[Prompt, Trajectory]]) -> SequenceBatch:
         groups=np.arange(count, dtype=np.int32),
         replayed=np.ones(count, np.bool_),
         behaviour_logprobs=_behaviour([member for _, member in answers]),
+        sampled=_sampled(answers),
     )
 
 
@@ -75,11 +76,11 @@ def take(batch: SequenceBatch, indices: ArrayLike) -> SequenceBatch:
     """The sequences at ``indices``, in that order, with every per-sequence and per-token array cut alike."""
     chosen = np.asarray(indices, dtype=np.int64)
     starts, lengths = batch.offsets[:-1][chosen], np.diff(batch.offsets)[chosen]
-    responses = batch.response_lengths
-    response_starts = np.concatenate([[0], np.cumsum(responses)])[:-1][chosen]
-    at = _ranges(response_starts, responses[chosen])  # [R]
+    sampled = batch.sampled_lengths
+    sampled_starts = np.concatenate([[0], np.cumsum(sampled)])[:-1][chosen]
+    within, at = _ranges(starts, lengths), _ranges(sampled_starts, sampled[chosen])  # [N], [R]
     return SequenceBatch(
-        tokens=batch.tokens[_ranges(starts, lengths)],
+        tokens=batch.tokens[within],
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         prompt_lengths=batch.prompt_lengths[chosen],
         advantages=batch.advantages[chosen],
@@ -90,6 +91,7 @@ def take(batch: SequenceBatch, indices: ArrayLike) -> SequenceBatch:
         behaviour_logprobs=None if batch.behaviour_logprobs is None else batch.behaviour_logprobs[at],
         regularised=None if batch.regularised is None else batch.regularised[chosen],
         counted=None if batch.counted is None else batch.counted[chosen],
+        sampled=None if batch.sampled is None else batch.sampled[within],
     )
 
 
@@ -202,5 +204,19 @@ def _behaviour(members: Sequence[Trajectory]) -> Float32Array | None:
     if all(member.logprobs is None for member in members):
         return None
     unknown = np.float32(np.nan)
-    parts = [np.full(len(m.tokens), unknown) if m.logprobs is None else m.logprobs for m in members]
+    parts = [np.full(m.sampled_length, unknown) if m.logprobs is None else m.at_sampled(m.logprobs) for m in members]
     return np.concatenate(parts).astype(np.float32, copy=False)
+
+
+def _sampled(answers: Sequence[tuple[Prompt, Trajectory]]) -> BoolArray | None:
+    if all(member.sampled is None for _, member in answers):
+        return None
+    parts = [
+        part
+        for prompt, member in answers
+        for part in (
+            np.zeros(len(prompt.tokens), np.bool_),
+            np.ones(len(member.tokens), np.bool_) if member.sampled is None else member.sampled,
+        )
+    ]
+    return np.concatenate(parts)

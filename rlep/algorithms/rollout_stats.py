@@ -26,7 +26,7 @@ class SourceStats:
     truncated: float
     """Share cut at the token limit."""
     length: float
-    """Mean response length in tokens."""
+    """Mean number of tokens that the policy sampled."""
     advantage_mass: float
     """Its share of Σ |A_i| · tokens over both sources: how much of the update's pull it has."""
 
@@ -54,7 +54,7 @@ def rollout_stats(
     members = [member for group in groups for member in group.members]
     ids = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
     replayed = np.array([at >= len(g.fresh) for g in groups for at in range(len(g.members))], dtype=np.bool_)
-    lengths = np.array([len(member.tokens) for member in members], dtype=np.float64)
+    lengths = np.array([member.sampled_length for member in members], dtype=np.float64)
     correct = np.array([member.correct for member in members], dtype=np.float64)
     truncated = np.array([member.finish_reason == "length" for member in members], dtype=np.float64)
     values, pull = np.asarray(scores, dtype=np.float64), np.abs(np.asarray(advantages, dtype=np.float64))
@@ -98,9 +98,11 @@ def _mean(values: Float64Array, rows: BoolArray) -> float:
 
 
 def token_staleness(trajectories: Sequence[Trajectory], policy_version: int) -> Int64Array:
-    """Policy lag of every token in versions ``[R]``: 0 where ``policy_version`` itself generated it."""
+    """Policy lag of every sampled token in versions ``[R]``: 0 where ``policy_version`` itself generated it."""
     versions = [
-        np.full(len(one.tokens), one.provenance.policy_version) if one.token_versions is None else one.token_versions
+        np.full(one.sampled_length, one.provenance.policy_version)
+        if one.token_versions is None
+        else one.at_sampled(one.token_versions)
         for one in trajectories
     ]
     return policy_version - np.concatenate(versions).astype(np.int64)

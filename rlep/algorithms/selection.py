@@ -30,7 +30,7 @@ class Candidate:
     """Properties of a stored response that a strategy may use."""
 
     length: int
-    """Response tokens."""
+    """Tokens that the policy sampled."""
     created_at: float
     """Seconds since the epoch."""
     used: int = 0
@@ -45,8 +45,8 @@ class Candidate:
     @classmethod
     def of(cls, member: Trajectory, *, used: int = 0, logprob: float | None = None) -> Candidate:
         """The properties of a stored response."""
-        digest = reasoning_digest(member.tokens)
-        return cls(len(member.tokens), member.created_at, used, logprob, member.birth, digest)
+        digest = reasoning_digest(member.at_sampled(member.tokens))
+        return cls(member.sampled_length, member.created_at, used, logprob, member.birth, digest)
 
 
 def select(

@@ -60,12 +60,12 @@ class Rewards:
 
 
 def rewards(trajectories: Sequence[Trajectory], shaping: Shaping) -> Rewards:
-    """Score trajectories, fresh and replayed alike: reward of the verdict plus the soft overlong penalty.
+    """Score trajectories, fresh and replayed alike: reward of the verdict plus the soft overlong penalty on sampled tokens.
 
     A verdict without a score has the reward of its status; one with score s has (1 − s) · wrong + s · correct, of the
     rewards of these two statuses. A replay has the verdict, and thus the score, that it was stored with.
     """
-    penalties = [_penalty_of(len(t.tokens), shaping) for t in trajectories]
+    penalties = [_penalty_of(t.sampled_length, shaping) for t in trajectories]
     base = [_reward_of(t.verdict, shaping.rewards) for t in trajectories]
     truncated = np.array([t.finish_reason == "length" for t in trajectories], dtype=np.bool_)
     return Rewards(

@@ -126,15 +126,26 @@ class GeneratorConfig(ActorConfig):
         return self.lease_s or max(SHORTEST_LEASE_S, max_tokens / SLOWEST_TOKENS_S)
 
 
-class VerifierConfig(ActorConfig):
-    """Verifier actors; each supervises killable worker processes."""
+class WorkerRoleConfig(ActorConfig):
+    """Actors that supervise killable worker processes."""
 
     cpus: float = Field(0.0, ge=0)
     """CPU cores reserved for each actor; 0 reserves none: it then works beside the generators."""
     count: Positive = 1
-    """Number of verifier actors."""
+    """Number of actors."""
     workers: Positive = 1
-    """math-verify processes in each actor."""
+    """Worker processes of each actor."""
+    cpu_seconds: Seconds = 1.0
+    """CPU time one verdict, or one call of an environment, may take before it is ``timeout``."""
+    restarts: Count = 3
+    """Times a dead actor is restarted before the run ends."""
+    heartbeat_timeout_s: Seconds = 60
+    """An actor that answers no heartbeat for this long while it works is considered dead and replaced."""
+
+
+class VerifierConfig(WorkerRoleConfig):
+    """Verifier actors; each supervises killable worker processes."""
+
     profile: str = "math"
     """Text that counts as the answer, and its comparison: ``math``, ``math-bare``, ``strict-box``, ``dapo``, ``exact``,
     ``reasoning-gym``, ``code``, ``regex:PATTERN``, ``python:module:function``, ``judge:FILE``; see
@@ -144,8 +155,6 @@ class VerifierConfig(ActorConfig):
     answer_after: str | None = Field(None, min_length=1)
     """Text after whose last occurrence a response is graded, e.g. ``</think>``; without it the response is ``no_answer``. None:
     no mark is asked for."""
-    cpu_seconds: Seconds = 1.0
-    """CPU time one verdict may take before it is ``timeout``."""
     network: bool = False
     """A function of one's own may use the network, e.g. a reward server, and threads, and grades several responses at once."""
     concurrency: Positive = 16
@@ -153,10 +162,6 @@ class VerifierConfig(ActorConfig):
     deadline_s: Seconds = 300
     """With ``network`` or a judge: longest wait for a verdict, attempts after errors included. What has not answered by then is
     ``timeout``; a server that could not be reached until then ends the run."""
-    restarts: Count = 3
-    """Times a dead verifier is restarted before the run ends."""
-    heartbeat_timeout_s: Seconds = 60
-    """A verifier that answers no heartbeat for this long while it grades is considered dead and replaced."""
 
     @field_validator("profile")
     @classmethod

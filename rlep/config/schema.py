@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, PlainSerializer, field_validator, model_validator
 
+from rlep.config.environment import EnvironmentConfig
 from rlep.config.replay import ReplayConfig
 from rlep.config.roles import (
     ClusterConfig,
@@ -257,6 +258,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     generator: GeneratorConfig = GeneratorConfig()
     verifier: VerifierConfig = VerifierConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     learner: LearnerConfig = LearnerConfig()
     pool: PoolConfig = PoolConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -384,6 +386,12 @@ class Config(Section):
             raise ConfigError(
                 f"rollout.max_staleness = {rollout.max_staleness} needs loss.correction.weight: a mask alone does not bring "
                 'tokens of an older policy to that of the step; set it to "token"'
+            )
+        environment = self.environment
+        if environment.factory and environment.observation_tokens >= rollout.max_tokens:
+            raise ConfigError(
+                f"environment.observation_tokens = {environment.observation_tokens} must be smaller than rollout.max_tokens = "
+                f"{rollout.max_tokens}, which bounds a whole episode with its observations"
             )
         advantage = self.advantage
         if advantage.estimator == "pass@k" and advantage.k >= rollout.fresh:

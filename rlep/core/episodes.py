@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from rlep.core.seeds import seed_for
+from rlep.core.types import Int32Array
 
 EpisodeStatus = Literal["open", "ended", "crashed", "timeout", "out_of_memory"]
 """``open``: it goes on. ``ended``: by its environment. The others: it or its worker failed, whatever the policy did."""
@@ -17,6 +20,8 @@ class ToolCall:
     name: str
     arguments: str
     """A JSON object."""
+    fault: str = ""
+    """Why it cannot be read, for the policy: then it is not carried out."""
 
 
 Action = str | Sequence[ToolCall]
@@ -32,3 +37,17 @@ class Observation:
     status: EpisodeStatus = "open"
     reason: str = ""
     """How it failed, for the user."""
+
+
+class Suffix(NamedTuple):
+    """Tokens that follow a turn of the policy's, up to its next one."""
+
+    tokens: Int32Array
+    """``[n]``, none of them sampled."""
+    cut: int
+    """Texts of the observation that were too long, and were cut."""
+
+
+def reset_seed(prompt_id: str) -> int:
+    """The seed of what an environment draws: the same in every episode of a prompt, so that replays belong to the question."""
+    return seed_for(0, "environment", prompt_id)

@@ -53,6 +53,10 @@ class JudgeAway(VerifierError):
     """The server behind a reward function cannot be reached: no response gets a verdict, right or wrong."""
 
 
+class EnvironmentFault(RlepError, RuntimeError):
+    """The processes of environments cannot be kept alive, whatever the policy does."""
+
+
 class UngradedRows(RlepError, RuntimeError):
     """Rows of a file that could not be read, so that they have no verdict; the others have one."""
 

@@ -6,7 +6,7 @@ import hashlib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ Int64Array = NDArray[np.int64]
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+Value = TypeVar("Value", bound=np.generic)
 
 FinishReason = Literal["stop", "length"]
 """``stop``: the response ended by itself, at an EOS, a stop token or a stop text, and its tokens include what ended it.
@@ -245,6 +246,8 @@ class Provenance:
     """The dtype the sampler computed in, e.g. ``float32`` or ``bfloat16``."""
     template_digest: str = ""
     """Names how its prompt was made of the question (``Tokenizer.template_digest``); empty where nobody said."""
+    environment_digest: str = ""
+    """Names the environment that it was an episode of; empty: of none."""
 
     def prompted_otherwise(self, template_digest: str) -> bool:
         """Tell whether its prompt was made otherwise than by ``template_digest``; False where either is not known."""
@@ -272,6 +275,35 @@ class Trajectory:
     """Policy version of each token, ``[T]``; None: all are ``provenance.policy_version``'s. Not stored in a pool."""
     sampled: BoolArray | None = None
     """``[T]``; False for tokens that an environment wrote, whose log-probs are 0. None: all are the policy's."""
+
+    @property
+    def sampled_length(self) -> int:
+        """R: tokens that the policy sampled."""
+        return len(self.tokens) if self.sampled is None else int(self.sampled.sum())
+
+    @property
+    def badly_sampled(self) -> str:
+        """What is wrong with ``sampled``, empty where nothing is: it has T entries and ends with True.
+
+        What an environment writes after the policy's last token trains nothing, and is left out.
+        """
+        if self.sampled is None:
+            return ""
+        if len(self.sampled) != len(self.tokens):
+            return f"has {len(self.tokens)} tokens and says of {len(self.sampled)} whether the policy sampled them"
+        return "" if self.sampled[-1] else "ends with a token that its environment wrote"
+
+    def at_sampled(self, values: NDArray[Value]) -> NDArray[Value]:
+        """Those of ``values`` ``[T]`` that belong to tokens of the policy, ``[R]``."""
+        return values if self.sampled is None else values[self.sampled]
+
+    def over_tokens(self, values: Float32Array) -> Float32Array:
+        """``values`` of the policy's tokens ``[R]`` at their places among all, ``[T]``, with 0 elsewhere."""
+        if self.sampled is None:
+            return values
+        spread = np.zeros(len(self.tokens), dtype=np.float32)
+        spread[self.sampled] = values
+        return spread
 
     @property
     def content_id(self) -> str:
@@ -310,7 +342,8 @@ class SequenceBatch:
 
     Worked example, two sequences of one group, prompts of 2 tokens, responses of 3 and 1:
     ``tokens = [p p a a a | p p b]``, ``offsets = [0, 5, 8]``, ``prompt_lengths = [2, 2]``, R = 4 response tokens.
-    Per-token arrays such as log-probs hold only response tokens, ``[R]``, in the same order.
+    Per-token arrays such as log-probs hold only response tokens that the policy sampled, ``[R]``, in the same order: with
+    ``sampled = [0 0 1 0 1 | 0 0 1]`` an environment wrote the second of the first response, and R = 3.
     """
 
     tokens: Int32Array
@@ -335,6 +368,8 @@ class SequenceBatch:
     """``[S]``; sequences in the loss's KL and entropy terms. None: those in ``trained``."""
     counted: BoolArray | None = None
     """``[S]``; sequences that the mean of the policy's loss counts. None: those in ``trained``."""
+    sampled: BoolArray | None = None
+    """``[N]``; True for tokens that the policy sampled. None: all that follow the prompts."""
 
     @property
     def computed(self) -> BoolArray:
@@ -342,9 +377,11 @@ class SequenceBatch:
         return self.trained if self.regularised is None else self.trained | self.regularised
 
     @property
-    def response_lengths(self) -> Int64Array:
-        """Response tokens of each sequence, ``[S]``."""
-        return np.diff(self.offsets) - self.prompt_lengths.astype(np.int64)
+    def sampled_lengths(self) -> Int64Array:
+        """Tokens of each sequence that the policy sampled, ``[S]``: its parts of per-token arrays."""
+        if self.sampled is None:
+            return np.diff(self.offsets) - self.prompt_lengths.astype(np.int64)
+        return np.diff(np.concatenate([[0], np.cumsum(self.sampled)])[self.offsets])
 
     def __len__(self) -> int:
         return len(self.prompt_lengths)

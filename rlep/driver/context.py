@@ -50,6 +50,8 @@ class Run:
     """Rows of the model's embedding: a token id beyond it is not trained on. None: not known."""
     template_digest: str = ""
     """Of what makes a prompt of a question; stored with each response."""
+    environment_digest: str = ""
+    """Of the environment that the responses are episodes of, stored with each; empty: of none."""
 
 
 MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]

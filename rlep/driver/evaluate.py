@@ -13,6 +13,7 @@ import numpy as np
 
 from rlep.algorithms.evaluation import EvaluationReport, Question, evaluate
 from rlep.core.files import replace_with
+from rlep.core.transcript import text_and_ends
 from rlep.core.types import Int32Array, Prompt, Trajectory
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
@@ -65,19 +66,22 @@ def write_samples(path: Path, evaluated: Evaluated, decode: Decode) -> None:
     import pyarrow.parquet as pq
 
     pairs = [(p, n, t) for p, ts in zip(evaluated.prompts, evaluated.samples, strict=True) for n, t in enumerate(ts)]
+    texts = [text_and_ends(member.tokens, member.sampled, decode) for _, _, member in pairs]
     columns: dict[str, list[Any]] = {
         "prompt_id": [prompt.id for prompt, _, _ in pairs],
         "data_source": [prompt.data_source for prompt, _, _ in pairs],
         "question": [prompt.question for prompt, _, _ in pairs],
         "reference": [prompt.reference for prompt, _, _ in pairs],
         "sample": [number for _, number, _ in pairs],
-        "response": [decode(member.tokens) for _, _, member in pairs],
+        "response": [text for text, _ in texts],
         "extracted": [member.verdict.extracted for _, _, member in pairs],
         "status": [member.verdict.status for _, _, member in pairs],
         "finish_reason": [member.finish_reason for _, _, member in pairs],
-        "tokens": [len(member.tokens) for _, _, member in pairs],
+        "tokens": [member.sampled_length for _, _, member in pairs],
         "policy_version": [member.provenance.policy_version for _, _, member in pairs],
     }
+    if any(ends is not None for _, ends in texts):
+        columns["ends"] = [ends for _, ends in texts]
     if any(member.verdict.reason for _, _, member in pairs):
         columns["reason"] = [member.verdict.reason or None for _, _, member in pairs]
     if any(member.verdict.score is not None for _, _, member in pairs):

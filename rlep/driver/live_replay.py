@@ -234,11 +234,11 @@ def successes(trained: Sequence[ScoredMiniBatch]) -> list[Trajectory]:
     """
     found = []
     for ready in trained:
-        ends = np.cumsum(ready.batch.response_lengths)
+        ends = np.cumsum(ready.batch.sampled_lengths)
         members = [(member, group.prompt.given) for group in ready.groups for member in group.members]
         for (member, given), replayed, end in zip(members, ready.batch.replayed, ends, strict=True):
             if not given and not replayed and member.correct and member.finish_reason == "stop":
-                logprobs = ready.current_logprobs[end - len(member.tokens) : end]
+                logprobs = member.over_tokens(ready.current_logprobs[end - member.sampled_length : end])
                 source = replace(member.provenance, logprobs_dtype="float32")
                 found.append(replace(member, logprobs=logprobs, provenance=source, token_versions=None))
     return found

@@ -46,7 +46,7 @@ def mini_batches(run: Run, groups: Sequence[Group]) -> list[MiniBatch]:
     if run.config.advantage.scale != "batch" or not ready:
         return ready
     batches = [part.batch for part in ready]
-    tokens = np.concatenate([np.where(batch.trained, batch.response_lengths, 0) for batch in batches])
+    tokens = np.concatenate([np.where(batch.trained, batch.sampled_lengths, 0) for batch in batches])
     scaled = whitened(np.concatenate([batch.advantages for batch in batches]), tokens).astype(np.float32)
     parts = np.split(scaled, np.cumsum([len(batch) for batch in batches])[:-1])
     return [replace(part, batch=replace(part.batch, advantages=own)) for part, own in zip(ready, parts, strict=True)]

@@ -116,6 +116,6 @@ async def _mean_logprobs(step: Step, stored: Sequence[tuple[Prompt, Trajectory]]
     batch = answer_batch(stored)
     step.candidate_tokens += len(batch.tokens)
     logprobs = await step.trainers.learner.score(batch)
-    lengths = batch.response_lengths
+    lengths = batch.sampled_lengths
     starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
     return np.add.reduceat(logprobs.astype(np.float64), starts) / lengths

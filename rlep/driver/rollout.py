@@ -55,6 +55,7 @@ def provenance(run: Run, version: int, sampling: Sampling) -> Provenance:
         logprobs_mode=run.config.logprobs_mode,
         logprobs_dtype=run.generator_dtype,
         template_digest=run.template_digest,
+        environment_digest=run.environment_digest,
     )
 
 
@@ -70,6 +71,7 @@ def trajectory(run: Run, completion: Completion, verdict: Verdict, sampling: Sam
         created_at=time.time(),
         sample_id=completion.request_id,
         token_versions=completion.token_versions,
+        sampled=completion.sampled,
     )
 
 

@@ -111,6 +111,7 @@ def mix_group(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: 
         max_replays=wanted,
         tokenizer_digest=step.run.tokenizer_digest,
         template_digest="" if config.replay.other_template == "render" else step.run.template_digest,
+        environment_digest=step.run.environment_digest,
         vocabulary=step.run.vocabulary,
         max_tokens=config.rollout.max_tokens,
         max_staleness=config.rollout.max_staleness,

@@ -37,7 +37,7 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     values["weights/logprob_difference"] = outcome.logprob_difference
     if outcome.supervised:
         values["replay/trajectories"] = len(outcome.replays)
-        values["replay/tokens"] = sum(len(member.tokens) for member in outcome.replays)
+        values["replay/tokens"] = sum(member.sampled_length for member in outcome.replays)
         return values | update_metrics(outcome.updates, supervised=True)
     values["selection/rounds"] = outcome.step.refills.rounds or 1
     values["selection/discarded"] = outcome.step.refills.sampled - outcome.step.refills.kept
@@ -67,7 +67,7 @@ def _rollout(outcome: StepOutcome, sampled: Sequence[Group]) -> dict[str, Metric
         "rollout/accuracy": stats.accuracy,
         "rollout/reward": stats.score,
         "rollout/length_mean": stats.length,
-        "rollout/length_max": max(len(member.tokens) for member in fresh),
+        "rollout/length_max": max(member.sampled_length for member in fresh),
         "rollout/truncated": stats.truncated,
     }
     # A prefetched rollout also waits behind earlier ones: its time does not measure its speed.
@@ -131,7 +131,7 @@ def _replays(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group])
         if ages:
             values["replay/live"] = len(ages)
             values["replay/age"] = float(np.mean(ages))
-        known = [member.logprobs for member in replays if member.logprobs is not None]
+        known = [member.at_sampled(member.logprobs) for member in replays if member.logprobs is not None]
         if known:
             values["logprob/replay_behaviour"] = float(np.concatenate(known).mean(dtype=np.float64))
     return values
@@ -154,7 +154,7 @@ def _logprobs(outcome: StepOutcome) -> dict[str, MetricValue]:
         tokens, advantages = [], []
         for ready in outcome.mini_batches:
             rows = ready.batch.replayed == replayed
-            tokens.append(ready.current_logprobs[np.repeat(rows, ready.batch.response_lengths)])
+            tokens.append(ready.current_logprobs[np.repeat(rows, ready.batch.sampled_lengths)])
             advantages.append(ready.batch.advantages[rows])
         if sum(map(len, tokens)):
             values[f"logprob/{name}"] = float(np.concatenate(tokens).mean(dtype=np.float64))

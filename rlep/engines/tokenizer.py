@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,13 @@ SPLIT_SAMPLE = "Ann has 8 bags of 7 pens.\n\n  How many?  \\boxed{x^2 + 1.5} \u2
 class Tokenizer:
     """The tokenizer of one model directory, and how ``[model]`` makes a prompt of a question; made by ``load_tokenizer``."""
 
-    def __init__(self, backend: Any, model: ModelConfig) -> None:
-        self._backend, self._model = backend, model
+    def __init__(self, backend: Any, model: ModelConfig, tools: Sequence[Mapping[str, object]] = ()) -> None:
+        """``tools``: JSON schemas that the chat template writes into prompts, as ``Environments.tools`` has them."""
+        self._backend, self._model, self.tools = backend, model, tuple(tools)
+
+    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> Tokenizer:
+        """The same tokenizer, whose prompts offer these tools."""
+        return Tokenizer(self._backend, self._model, tools)
 
     @property
     def backend(self) -> Any:
@@ -51,17 +56,23 @@ class Tokenizer:
     @cached_property
     def thinking(self) -> tuple[str, ...]:
         """Special tokens that are marks of thinking, e.g. ``<think>``, in the order of their ids: ``decode`` keeps them."""
-        return tuple(token for _, token in sorted(self._special.items()) if MARK.fullmatch(token))
+        return tuple(token for _, token in sorted(self.special.items()) if MARK.fullmatch(token))
+
+    @property
+    def templated(self) -> bool:
+        """Tell whether a chat template makes the prompts."""
+        return self._model.chat_template
 
     @cached_property
-    def _special(self) -> dict[int, str]:
+    def special(self) -> dict[int, str]:
+        """Special tokens by id, marks of thinking among them."""
         added = {index: str(token) for index, token in self._backend.added_tokens_decoder.items() if token.special}
         return added | dict(zip(self._backend.all_special_ids, self._backend.all_special_tokens, strict=True))
 
     @cached_property
     def _left_out(self) -> frozenset[int]:
         """Ids that ``decode`` leaves out."""
-        return frozenset(index for index, token in self._special.items() if token not in self.thinking)
+        return frozenset(index for index, token in self.special.items() if token not in self.thinking)
 
     @cached_property
     def digest(self) -> str:
@@ -80,14 +91,15 @@ class Tokenizer:
     def template_digest(self) -> str:
         """Hash (32 hex digits) of what makes a prompt of a question beside the vocabulary.
 
-        That is the template and its variables, the tokens it may name, the system message, how a text is split, and, without
-        a template, what is put around it.
+        That is the template and its variables, the tokens it may name, the system message, the tools, how a text is split, and,
+        without a template, what is put around it.
         """
         backend, model = self._backend, self._model
         names = (backend.bos_token, backend.eos_token, backend.pad_token, backend.unk_token)
         split = backend.encode(SPLIT_SAMPLE, add_special_tokens=not model.chat_template)
         parts = (self.chat_template if model.chat_template else None, names, split, model.system_prompt, model.template)
-        encoded = json.dumps(parts, sort_keys=True).encode()
+        tools = (self.tools,) if self.tools and model.chat_template else ()
+        encoded = json.dumps((*parts, *tools), sort_keys=True).encode()
         return hashlib.blake2b(encoded, digest_size=16, person=b"rlep.template").hexdigest()
 
     @property
@@ -110,11 +122,8 @@ class Tokenizer:
             ModelError: the template is asked for and there is none, or it fails with these messages, or it ends them with the
                 EOS.
         """
-        system = self._model.system_prompt
-        if system is not None and (not messages or messages[0].role != "system"):
-            messages = (Message("system", system), *messages)
         if self._model.chat_template:
-            ids = self._backend.encode(self._render(messages), add_special_tokens=False)
+            ids = self._backend.encode(self.render(messages), add_special_tokens=False)
             if ids and ids[-1] == self.eos_id:
                 raise ModelError(
                     f"{self._name}: the chat template ends a prompt with the EOS {self._backend.eos_token}, after which the "
@@ -125,6 +134,11 @@ class Tokenizer:
             while len(ids) > 1 and ids[-1] == self.eos_id:  # which some tokenizers put at the end of every text
                 ids.pop()
         return np.asarray(ids, dtype=np.int32)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text, the special tokens that it writes among them, and none put around it."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False)
+        return ids
 
     def encode_response(self, text: str) -> Int32Array:
         """Token ids of a whole response given as text, ``[T]``: the EOS is put at its end where the text has none.
@@ -151,6 +165,11 @@ class Tokenizer:
     def opening(self, prompt: Int32Array, question: str) -> str:
         """The mark with which a prompt's tokens open the response's thinking after ``question``; see ``thinking.opened``."""
         return opened(self.decode(prompt), question)
+
+    @property
+    def template_name(self) -> str:
+        """The model or file that the chat template is of, for errors."""
+        return str(self._model.template_file or self._model.path)
 
     @property
     def _name(self) -> str:
@@ -190,18 +209,26 @@ class Tokenizer:
             )
         return str(template)
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], *, begins_response: bool = True) -> str:
+        """The conversation as the chat template writes it, after ``system_prompt`` where it has no system message of its own.
+
+        ``begins_response``: what begins a response is put at its end. Raises ``ModelError`` where the template fails.
+        """
         from jinja2 import TemplateError
 
-        name, template = self._model.template_file or self._name, self.chat_template
+        system = self._model.system_prompt
+        if system is not None and (not messages or messages[0].role != "system"):
+            messages = (Message("system", system), *messages)
+        name, template = self.template_name, self.chat_template
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return str(
                 self._backend.apply_chat_template(
                     conversation,
                     chat_template=template,
+                    tools=list(self.tools) or None,
                     tokenize=False,
-                    add_generation_prompt=True,
+                    add_generation_prompt=begins_response,
                     **self._model.template,
                 )
             )

@@ -46,7 +46,7 @@ class Metric:
 METRICS: tuple[Metric, ...] = (
     Metric("rollout/prompts", "prompts", "Prompts sampled in the step: P, or more with dynamic sampling"),
     Metric("rollout/samples", "trajectories", "Fresh rollouts of the step: P x G, or all that dynamic sampling took"),
-    Metric("rollout/tokens", "tokens", "Response tokens of the fresh rollouts"),
+    Metric("rollout/tokens", "tokens", "Tokens of the fresh rollouts that the policy sampled"),
     Metric("rollout/tokens_per_second", "tokens/s", "Fresh response tokens over the time generation was running"),
     Metric("rollout/accuracy", "share", "Fresh rollouts that the verifier found correct, before any shaping"),
     Metric("rollout/reward", "reward", "Mean shaped reward of the fresh rollouts (verdict plus overlong penalty)"),
@@ -54,11 +54,22 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "rollout/part/<part>", "as given", "Mean of a named part of the scores, over the fresh rollouts that have it"
     ),
-    Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts, EOS included"),
+    Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts in sampled tokens, EOS included"),
     Metric("rollout/length_max", "tokens", "Longest fresh rollout"),
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
     Metric("rollout/retried", "requests", "Requests re-dispatched: their generator was lost, drained or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
+    Metric(
+        "episode/turns", "turns", "Mean number of the policy's turns in an episode that ended since the step before"
+    ),
+    Metric("episode/observation_tokens", "tokens", "Mean number of tokens in those that the environment wrote"),
+    Metric("episode/cut", "texts", "Texts of observations that were longer than environment.observation_tokens"),
+    Metric(
+        "episode/tool_errors",
+        "calls",
+        "Calls of tools that could not be read, or were answered by an error: the policy is told",
+    ),
+    Metric("episode/failed", "episodes", "Episodes whose environment failed: crashed, out of time or of memory"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("prompts/solved", "prompts", "Prompts with a correct fresh rollout in this step or an earlier one"),
     Metric(
@@ -85,11 +96,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("group/informative", "share", "Groups whose advantages are not all zero"),
     Metric("group/solved_by_replay", "share", "Groups without a fresh success that a replay gave one"),
     Metric("replay/trajectories", "trajectories", "Replays drawn from the pool and mixed into groups"),
-    Metric("replay/tokens", "tokens", "Response tokens of those replays"),
+    Metric("replay/tokens", "tokens", "Tokens of those replays that a policy sampled"),
     Metric("replay/reward", "reward", "Mean shaped reward of those replays"),
     Metric("replay/failed", "trajectories", "Wrong ones among them (replay.failed)"),
     Metric("replay/distinct", "trajectories", "Different replays among them"),
-    Metric("replay/length_mean", "tokens", "Mean length of the replays, EOS included"),
+    Metric("replay/length_mean", "tokens", "Mean length of the replays in sampled tokens, EOS included"),
     Metric("replay/live", "trajectories", "Replays among them that this run generated itself (replay.source)"),
     Metric("replay/age", "steps", "Mean age of those: steps since they were generated"),
     Metric(
@@ -111,7 +122,7 @@ METRICS: tuple[Metric, ...] = (
         "trajectories",
         "Trajectories of this source that reached the policy's loss, counted again in each pass of update.epochs",
     ),
-    Metric("loss/tokens/<source>", "tokens", "Their response tokens, counted again in each pass of update.epochs"),
+    Metric("loss/tokens/<source>", "tokens", "Their sampled tokens, counted again in each pass of update.epochs"),
     Metric("loss/sft", "nats/token", "Supervised fine-tuning: mean negative log-prob of the target tokens"),
     Metric("update/count", "updates", "Optimizer updates applied in the step"),
     Metric("update/skipped", "updates", "Updates not applied: no token to train on, or a non-finite gradient"),

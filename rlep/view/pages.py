@@ -7,10 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from rlep.core.errors import DataError
 from rlep.view import rollouts
 from rlep.view.charts import Axis, bar_chart
+from rlep.view.episode import EpisodeView, episode_in
 from rlep.view.rollouts import GroupView, Row
 from rlep.view.run_files import RunPlace, StepLine, number_of, or_note
 from rlep.view.steps import read_steps
@@ -85,11 +87,17 @@ class Member:
     text: Row | None
 
     @property
-    def tokens(self) -> Iterator[tuple[int, float | None]]:
-        """(token id, log-prob) of the first 4,096."""
+    def tokens(self) -> Iterator[tuple[int, float | None, bool | None]]:
+        """(token id, log-prob, whether the policy sampled it) of the first 4,096."""
         if self.text is None:
             return iter(())
-        return zip((self.text["token_ids"] or ())[:4096], (self.text["logprobs"] or ())[:4096], strict=False)
+        ids, logprobs = ((self.text[name] or ())[:4096] for name in ("token_ids", "logprobs"))
+        return zip(ids, logprobs, (self.text["sampled"] or repeat(True)), strict=False)
+
+    @property
+    def episode(self) -> EpisodeView | None:
+        """Its turns, where it is an episode."""
+        return None if self.text is None else episode_in(self.text)
 
 
 def step(place: RunPlace, number: int, query: Query) -> str:
@@ -220,7 +228,7 @@ def evaluation(place: RunPlace, number: int, asked: str | None, query: Query) ->
         page=page,
         last=max(0, (len(chosen) - 1) // A_PAGE),
         asked=asked,
-        samples=samples[:A_PAGE],
+        samples=[(row, episode_in(row)) for row in samples[:A_PAGE]],
         notes=[*notes, *more, *damage],
     )
 

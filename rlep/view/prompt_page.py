@@ -8,6 +8,7 @@ from typing import Any
 
 from rlep.config.settings import as_override
 from rlep.view import rollouts
+from rlep.view.episode import episode_in
 from rlep.view.pool_pages import entries_of
 from rlep.view.pool_places import PoolPlaces
 from rlep.view.run_files import RunPlace, list_of, read_json, section_of
@@ -40,7 +41,7 @@ def prompt(place: RunPlace, prompt_id: str, places: PoolPlaces) -> str:
         found=found,
         question=written[0][1]["question"] if written else asked,
         seen=written[0][1]["prompt"] if written else None,
-        written=[(step, groups[step], row["text"]) for step, row in written],
+        written=[(step, groups[step], row["text"], episode_in(row)) for step, row in written],
         watched=prompt_id in watched,
         to_watch=as_override("rollouts.watch", [*watched, prompt_id]) if found and _ID.fullmatch(prompt_id) else None,
         evaluated=evaluated,

@@ -27,18 +27,22 @@ ROW_COLUMNS = (
     *("logprob", "sampler_logprob", "gap_max", "verifier_path", "verifier_s"),
     *("score", "parts", "reason"),
 )
-OPTIONAL = ("score", "parts", "reason", "prompt")
-"""Columns that files of older versions, or of verifiers without scores, lack."""
+OPTIONAL = ("score", "parts", "reason", "prompt", "sampled", "ends")
+"""Columns that files of older versions, of verifiers without scores, or without episodes lack."""
 KINDS: Mapping[str, str] = (
     dict.fromkeys(("group", "member", "tokens", "update", "policy_version", "oldest_version", "sample"), "integers")
     | dict.fromkeys(("reward", "advantage", "logprob", "sampler_logprob", "gap_max", "verifier_s", "score"), "numbers")
     | dict.fromkeys(("replayed", "trained"), "booleans")
-    | {"token_ids": "lists of integers", "logprobs": "lists of numbers"}
+    | {"token_ids": "lists of integers", "logprobs": "lists of numbers", "sampled": "lists of booleans"}
+    | {"ends": "lists of integers"}
 )
 """Kind of values of a column; those that are not named hold strings."""
 WHOLE = ("group", "member", "prompt_id", "tokens", "reward", "advantage")
 """Columns without a null."""
-TEXT_COLUMNS = ("group", "member", "question", "reference", "prompt", "text", "token_ids", "logprobs")
+TEXT_COLUMNS = (
+    *("group", "member", "question", "reference", "prompt", "text", "token_ids", "logprobs"),
+    *("sampled", "ends"),
+)
 SAMPLE_COLUMNS = (
     "prompt_id",
     "data_source",
@@ -49,7 +53,7 @@ SAMPLE_COLUMNS = (
     "extracted",
     "status",
     "tokens",
-    *("score", "parts", "reason"),
+    *("score", "parts", "reason", "ends"),
 )
 
 Row = Mapping[str, Any]
@@ -175,7 +179,7 @@ def read_written(
         if not run.directory.joinpath(*name).exists():  # the oldest are removed
             continue
         try:
-            rows = read_rows(run, name, ("member", "question", "prompt", "text"), only=("prompt_id", prompt))
+            rows = read_rows(run, name, ("member", "question", "prompt", "text", "ends"), only=("prompt_id", prompt))
         except DataError as error:
             notes.append(str(error))
             continue
@@ -186,8 +190,8 @@ def read_written(
 
 
 def read_samples(run: RunPlace, step: int, prompt: str | None = None, *, texts: bool = False) -> list[Row]:
-    """The samples of an evaluation; ``response`` only with ``texts``. Raises ``DataError``."""
-    columns = [name for name in SAMPLE_COLUMNS if texts or name != "response"]
+    """The samples of an evaluation; ``response`` and its ``ends`` only with ``texts``. Raises ``DataError``."""
+    columns = [name for name in SAMPLE_COLUMNS if texts or name not in ("response", "ends")]
     only = None if prompt is None else ("prompt_id", prompt)
     return read_rows(run, ("samples", f"step-{step:06d}.parquet"), columns, only=only)
 

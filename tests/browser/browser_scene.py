@@ -20,7 +20,8 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog,
 
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from tests.unit.view.actors_scene import write_files
-from tests.unit.view.console_scene import write_run
+from tests.unit.view.console_scene import ATTACK, write_run
+from tests.unit.view.episode_scene import called, episode, give_turns
 from tests.unit.view.pool_scene import asked as questions
 from tests.unit.view.pool_scene import fill
 from tests.unit.view.study_scene import write_study
@@ -49,6 +50,8 @@ def write_home(home: Path) -> Path:
         aside.submit(asyncio.run, write_run(runs / "a")).result()
         aside.submit(asyncio.run, write_run(runs / "b", 6, error=None)).result()
     shutil.copytree(runs / "a", runs / HOSTILE, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(runs / "a", runs / "episodes", ignore=shutil.ignore_patterns("checkpoints"))
+    give_turns(runs / "episodes", 0, [episode(f"{ATTACK}\n{called(ATTACK, **{ATTACK: ATTACK})}", ATTACK, ATTACK)])
     write_files(runs / "actors")
     write_study(runs / "s")
     with EmbeddedRedis(runs / "a" / "pool") as server:
@@ -72,8 +75,10 @@ def paths_of(runs: Path) -> dict[str, str]:
         "wrong": "/runs/runs~a/steps/1?show=wrong",
         "group": "/runs/runs~a/steps/1/groups/2",
         "prompt": f"/runs/runs~a/prompts/{taught}",
+        "episodes": "/runs/runs~episodes/steps/1/groups/0",
         "evaluation": "/runs/runs~a/evaluations/2",
         "samples": f"/runs/runs~a/evaluations/2?prompt={asked}",
+        "played": f"/runs/runs~episodes/evaluations/2?prompt={asked}",
         "actors": "/runs/runs~actors/actors",
         "none": f"{named}/actors",
         "pool": "/runs/runs~a/pool",

@@ -13,11 +13,11 @@ from tests.browser.browser_scene import Served, Watched, grave, logged_in, paths
 from tests.unit.view.console_scene import ATTACKS
 
 PAGES = (
-    "runs", "choose", "compare", "run", "finished", "name", "step", "wrong", "group", "prompt",
-    "evaluation", "samples", "actors", "none", "pool", "studies", "study", "pools", "named", "stored",
+    "runs", "choose", "compare", "run", "finished", "name", "step", "wrong", "group", "prompt", "episodes",
+    "evaluation", "samples", "played", "actors", "none", "pool", "studies", "study", "pools", "named", "stored",
 )  # fmt: skip
 
-WRITTEN = ("run", "group", "prompt", "samples", "actors", "study", "named", "stored")
+WRITTEN = ("run", "group", "prompt", "episodes", "samples", "played", "actors", "study", "named", "stored")
 """Those that show the beginning of what a model, a policy or a study is called or wrote."""
 
 REFUSED = """
@@ -100,4 +100,22 @@ def test_code_that_gets_into_a_page_does_not_run(context: BrowserContext, served
     assert refused == ["img-src", "script-src-attr", "script-src-elem"]
     assert request.value.failure == "csp"
     assert page.evaluate("window.ran") is None
+    page.close()
+
+
+def test_an_episode_is_read_turn_by_turn_and_its_answers_are_unfolded(context: BrowserContext, served: Served) -> None:
+    page = context.new_page()
+    page.set_viewport_size({"width": 420, "height": 900})
+    page.goto(served.address + paths_of(served.runs)["episodes"])
+    first = page.locator("article").first
+    expect(first.locator("h4")).to_have_text(
+        ["Turn 1 3 tokens, then 3 of the environment", "Turn 2 3 tokens"], use_inner_text=False
+    )
+    answer = first.locator("details.answer")
+    expect(answer.locator("pre")).to_be_hidden()
+    answer.locator("summary").click()
+    expect(answer.locator("pre")).to_contain_text(ATTACKS[-1])
+    expect(answer.locator("pre")).not_to_contain_text("tool_response")
+    expect(first.locator(".call dt")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")  # nothing stands out at the side
     page.close()

@@ -15,7 +15,7 @@ from rlep.config.settings import load_config
 from rlep.core.types import Completion, Prompt, Verdict
 from rlep.launch.roles import run_actors
 from rlep.services.verifier.grader import limits_of
-from rlep.services.verifier.jail import Limits
+from rlep.services.worker.jail import Limits
 from tests.small import BASE, small_task
 from tests.waiting import until
 

@@ -31,8 +31,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services/pool/files": {"services/pool/rpc", "services/pool/storage"},
     "services/pool/embedded": set(),
     "services/pool/maintenance": {"services/pool/rpc", "services/pool/storage", "services/pool/files"},
-    "services/verifier": {"services/verifier/latex"},
+    "environments": set(),
+    "services/environment": {"services/verifier", "services/worker"},
+    "services/verifier": {"services/verifier/latex", "services/worker"},
     "services/verifier/latex": set(),
+    "services/worker": set(),
     "engines": set(),
     "engines/weights": {"engines"},
     "engines/learner": {"algorithms", "engines", "engines/weights"},
@@ -105,7 +108,13 @@ HOMES: dict[str, tuple[str, ...]] = {
         "integrations/verl.py",
         "quickstart/base_model.py",
     ),
-    "transformers": ("engines/", "check/parts/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
+    "transformers": (
+        "engines/",
+        "check/parts/",
+        "quickstart/base_model.py",
+        "quickstart/toy_tokenizer.py",
+        "services/environment/contract.py",
+    ),
 }
 """Third-party package -> where it may be imported, lazily or not."""
 

@@ -27,7 +27,7 @@ SIGNATURES = {
     "Provenance": (
         "(policy_digest: 'str', policy_version: 'int', tokenizer_digest: 'str', sampling: 'Sampling', "
         "logprobs_mode: 'str' = 'raw', logprobs_dtype: 'str' = 'float32', "
-        "template_digest: 'str' = '') -> None"
+        "template_digest: 'str' = '', environment_digest: 'str' = '') -> None"
     ),
     "Sampling": (
         "(temperature: 'float' = 1.0, top_p: 'float' = 1.0, top_k: 'int' = 0, max_tokens: 'int' = 3072, "
@@ -37,7 +37,8 @@ SIGNATURES = {
     "Trajectory": (
         "(prompt_id: 'str', tokens: 'Int32Array', logprobs: 'Float32Array | None', finish_reason: 'FinishReason', "
         "verdict: 'Verdict', provenance: 'Provenance', created_at: 'float', sample_id: 'str' = '', "
-        "metadata: 'Mapping[str, str]' = <factory>, token_versions: 'Int32Array | None' = None) -> None"
+        "metadata: 'Mapping[str, str]' = <factory>, token_versions: 'Int32Array | None' = None, "
+        "sampled: 'BoolArray | None' = None) -> None"
     ),
     "Verdict": (
         "(status: 'Status', extracted: 'str | None', verifier: 'str', version: 'str', path: 'str' = 'full', "

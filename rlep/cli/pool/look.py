@@ -17,7 +17,7 @@ from rlep.cli.pool.which import LOOK, Data, Json, about_a_pool, pool_app
 
 if TYPE_CHECKING:
     from rlep.config.schema import Config
-    from rlep.core.types import Trajectory
+    from rlep.core.types import Int32Array, Trajectory
     from rlep.data.prompt_rows import PromptRow
     from rlep.engines.tokenizer import Tokenizer
     from rlep.services.pool.maintenance.measure import Measured
@@ -259,24 +259,55 @@ def sample(
 
 def _drawn(trajectory: Trajectory, tokenizer: Tokenizer | None) -> dict[str, Any]:
     tokens = trajectory.tokens
-    text = {} if tokenizer is None else {"text": tokenizer.decode(tokens)}
-    return {"content_id": trajectory.content_id, "tokens": tokens.tolist()} | text
+    found: dict[str, Any] = {"content_id": trajectory.content_id, "tokens": tokens.tolist()}
+    if trajectory.sampled is not None:
+        found["sampled"] = trajectory.sampled.tolist()
+    return found if tokenizer is None else found | {"text": tokenizer.decode(tokens)}
 
 
 def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequence[str] = ()) -> Text:
-    """One response for a reader: where it comes from, and its text or, without its tokenizer, its token ids."""
+    """One response for a reader: where it comes from, and its text or, without its tokenizer, its token ids.
+
+    An episode's turns are marked, and what its environment wrote is dim, behind a bar.
+    """
     from rlep.core.plural import counted
+    from rlep.core.transcript import part_texts
 
     verdict, origin = trajectory.verdict, trajectory.provenance
+    told = "" if trajectory.sampled is None else f", {trajectory.sampled_length} of the policy"
     lines = [
-        f"{counted(len(trajectory.tokens), 'token')}, {verdict.status} by {verdict.verifier} {verdict.version}",
+        f"{counted(len(trajectory.tokens), 'token')}{told}, {verdict.status} by {verdict.verifier} {verdict.version}",
         f"policy {origin.policy_digest} version {origin.policy_version}, temperature {origin.sampling.temperature}",
     ]
     if trajectory.metadata:
         lines.append(", ".join(f"{key} {value}" for key, value in sorted(trajectory.metadata.items())))
     if tokenizer is None:
-        lines.append(f"token ids {trajectory.tokens.tolist()} (model.path has no or another tokenizer)")
-    else:
-        lines.append(tokenizer.decode(trajectory.tokens))
+        lines.append("model.path has no or another tokenizer")
+    decode = ids_of if tokenizer is None else tokenizer.decode
+    written = [Text(decode(trajectory.tokens))]
+    if trajectory.sampled is not None:
+        written = list(_turns(part_texts(trajectory.tokens, trajectory.sampled, decode)))
     head = Text.assemble((trajectory.content_id, "bold"), " ".join([f"  (prompt {trajectory.prompt_id})", *marks]))
-    return Text("\n  ").join([head, *map(Text, "\n".join(lines).split("\n"))])
+    parts = (line for part in (*map(Text, lines), *written) for line in part.split("\n", allow_blank=True))
+    return Text("\n  ").join([head, *parts])
+
+
+def ids_of(tokens: Int32Array) -> str:
+    """Token ids ``[T]`` as text, for want of a tokenizer."""
+    return f"token ids {tokens.tolist()}"
+
+
+def _turns(parts: Sequence[str]) -> Iterator[Text]:
+    """Yield what was written in each turn of an episode, given as the texts of its parts."""
+    from rlep.core.transcript import arguments_of, turns_of
+
+    for number, turn in enumerate(turns_of(parts), 1):
+        yield Text(f"turn {number}", "bold")
+        for said in turn.said:
+            if isinstance(said, str):
+                yield Text(said.strip("\n"))
+                continue
+            yield Text(f"calls {said.name}")
+            yield from (Text(f"  {name}: {value}") for name, value in arguments_of(said).items())
+        for answer in turn.answers:
+            yield Text("\n".join(f"│ {line}" for line in answer.split("\n")), "dim")

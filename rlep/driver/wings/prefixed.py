@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlep.algorithms.mixing import check_replays
+from rlep.core.errors import MixingError
 from rlep.core.types import Group, Prompt, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.evaluate import Decode
@@ -43,8 +44,14 @@ def _begin(step: Step, prompt: Prompt, drawn: Sequence[Trajectory], decode: Deco
         vocabulary=step.run.vocabulary,
         max_tokens=config.rollout.max_tokens,
         template_digest="" if config.replay.other_template == "render" else step.run.template_digest,
+        environment_digest=step.run.environment_digest,
     )
     for stored in drawn:
+        if stored.sampled is not None:
+            raise MixingError(
+                f"prompt {prompt.id}: replay {stored.content_id} is an episode of several turns: no response can go on from its "
+                'beginning without its environment; choose another replay.group than "prefix"'
+            )
         if given := step.trainers.method.given(step.number, stored):
             step.begun.append(stored)
             prefix = stored.tokens[:given]

@@ -21,6 +21,7 @@ import numpy as np
 from rlep.config.schema import Config
 from rlep.core.files import replace_with
 from rlep.core.seeds import seed_for
+from rlep.core.transcript import text_and_ends
 from rlep.core.types import Float32Array, Group, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.evaluate import Decode
@@ -56,6 +57,7 @@ class RolloutRow:
     extracted: str | None
     finish_reason: str
     tokens: int
+    """Those that the policy sampled."""
     reward: float
     """After shaping."""
     advantage: float
@@ -92,7 +94,7 @@ class WrittenGroup:
     group: Group
     rows: tuple[RolloutRow, ...]
     logprobs: tuple[Float32Array, ...]
-    """Of each member's tokens under the learner, ``[T]``."""
+    """Of each member's tokens under the learner, ``[T]``; 0 where an environment wrote."""
 
 
 class RolloutFiles:
@@ -160,7 +162,7 @@ def list_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
     """Yield the groups of a step in their order."""
     number = 0
     for update, ready in enumerate(outcome.mini_batches):
-        logprobs = np.split(ready.current_logprobs, np.cumsum(ready.batch.response_lengths)[:-1])
+        logprobs = np.split(ready.current_logprobs, np.cumsum(ready.batch.sampled_lengths)[:-1])
         at = 0
         for group in ready.groups:
             parts = tuple(logprobs[at : at + len(group.members)])
@@ -179,14 +181,17 @@ def list_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
                 )
                 for member, (trajectory, part) in enumerate(zip(group.members, parts, strict=True))
             )
-            yield WrittenGroup(group, rows, parts)
+            spread = tuple(one.over_tokens(part) for one, part in zip(group.members, parts, strict=True))
+            yield WrittenGroup(group, rows, spread)
             at, number = at + len(group.members), number + 1
 
 
 def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> RolloutRow:
-    """Return the row of a trajectory; ``place``: further fields of ``RolloutRow``, from its step."""
-    verdict, sampled, versions = trajectory.verdict, trajectory.logprobs, trajectory.token_versions
-    gaps = None if sampled is None else np.abs(logprobs - sampled)
+    """Return the row of a trajectory with the learner's ``logprobs`` ``[R]``; ``place``: further fields, from its step."""
+    verdict, at = trajectory.verdict, trajectory.at_sampled
+    behaviour = None if trajectory.logprobs is None else at(trajectory.logprobs)
+    versions = None if trajectory.token_versions is None else at(trajectory.token_versions)
+    gaps = None if behaviour is None else np.abs(logprobs - behaviour)
     return RolloutRow(
         prompt_id=trajectory.prompt_id,
         content_id=trajectory.content_id,
@@ -195,11 +200,11 @@ def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> Rollou
         parts=json.dumps(dict(verdict.parts)) if verdict.parts else None,
         extracted=verdict.extracted,
         finish_reason=trajectory.finish_reason,
-        tokens=len(trajectory.tokens),
+        tokens=trajectory.sampled_length,
         oldest_version=trajectory.provenance.policy_version if versions is None else int(versions.min()),
         policy=trajectory.provenance.policy_digest,
         logprob=float(logprobs.mean()),
-        sampler_logprob=None if sampled is None else float(sampled.mean()),
+        sampler_logprob=None if behaviour is None else float(behaviour.mean()),
         gap_mean=None if gaps is None else float(gaps.mean()),
         gap_max=None if gaps is None else float(gaps.max()),
         verifier=verdict.verifier,
@@ -264,7 +269,10 @@ def rows_table(groups: Sequence[WrittenGroup]) -> pa.Table:
 
 
 def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
-    """Return a table with a row for each trajectory of these groups: question, text, token ids and log-probs."""
+    """Return a table with a row for each trajectory of these groups: question, text, token ids and log-probs.
+
+    Of an episode also ``sampled``, and the ``ends`` of its parts in the text, in characters (``core.transcript.parts_of``).
+    """
     import pyarrow as pa
 
     held = [
@@ -272,6 +280,7 @@ def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
         for written in groups
         for row, member, logprobs in zip(written.rows, written.group.members, written.logprobs, strict=True)
     ]
+    texts = [text_and_ends(member.tokens, member.sampled, decode) for _, _, member, _ in held]
     half = pa.list_(pa.float16())
     return pa.table(
         {
@@ -282,10 +291,12 @@ def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
             "question": pa.array([prompt.question for prompt, _, _, _ in held], pa.string()),
             "reference": pa.array([prompt.reference for prompt, _, _, _ in held], pa.string()),
             "prompt": pa.array([decode(prompt.tokens) for prompt, _, _, _ in held], pa.string()),
-            "text": pa.array([decode(member.tokens) for _, _, member, _ in held], pa.string()),
+            "text": pa.array([text for text, _ in texts], pa.string()),
             "token_ids": pa.array([member.tokens for _, _, member, _ in held], pa.list_(pa.int32())),
             "logprobs": pa.array([_half(logprobs) for _, _, _, logprobs in held], half),
             "sampler_logprobs": pa.array([_half(member.logprobs) for _, _, member, _ in held], half),
+            "sampled": pa.array([member.sampled for _, _, member, _ in held], pa.list_(pa.bool_())),
+            "ends": pa.array([ends for _, ends in texts], pa.list_(pa.int32())),
         }
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,15 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlep.algorithms.packing import take
-from rlep.core.types import Int64Array, SequenceBatch
+from rlep.core.types import Int64Array, SequenceBatch, Value
 from rlep.engines.learner.attention import Layout, layout_of, spans
-
-Value = TypeVar("Value", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:
-    """Some sequences of a batch, longest first, laid end to end: N tokens, of which R are response tokens."""
+    """Some sequences of a batch, longest first, laid end to end: N tokens, of which the policy sampled R."""
 
     part: SequenceBatch
     """The same sequences in the same order."""
@@ -27,13 +24,13 @@ class PackedRow:
     """int64 ``[N]``"""
     layout: Layout
     predictors: Tensor
-    """The row's token whose output predicts each response token, int64 ``[R]``."""
+    """The row's token whose output predicts each sampled token, int64 ``[R]``."""
     targets: Tensor
-    """The response tokens, int64 ``[R]``."""
+    """The sampled tokens, int64 ``[R]``."""
     sequences: Int64Array
     """Places of the sequences in the batch, ``[S]``; empty in a filler row."""
     responses: Int64Array
-    """Places of the response tokens in the batch's per-token arrays, ``[R]``; empty in a filler row."""
+    """Places of the sampled tokens in the batch's per-token arrays, ``[R]``; empty in a filler row."""
 
     def of_sequences(self, values: NDArray[Value]) -> NDArray[Value]:
         """This row's entries of a per-sequence array of the batch; a zero in a filler row."""
@@ -56,10 +53,13 @@ def pack_row(batch: SequenceBatch, sequences: Int64Array, device: torch.device) 
     part = take(batch, chosen) if len(chosen) else _filler()
     part_lengths = np.diff(part.offsets)
     # The last token of the prompt predicts the first of the response, and the response's last one predicts nothing.
-    predictors = spans(part.offsets[:-1] + part.prompt_lengths - 1, part.response_lengths)
+    if part.sampled is None:
+        predictors = spans(part.offsets[:-1] + part.prompt_lengths - 1, part.sampled_lengths)
+    else:
+        predictors = np.flatnonzero(part.sampled) - 1
     tokens = part.tokens.astype(np.int64)
-    response_lengths = batch.response_lengths[chosen]
-    response_ends = np.cumsum(batch.response_lengths)[chosen]
+    lengths = batch.sampled_lengths
+    ends = np.cumsum(lengths)[chosen]
     return PackedRow(
         part=part,
         tokens=torch.from_numpy(tokens).to(device),
@@ -67,7 +67,7 @@ def pack_row(batch: SequenceBatch, sequences: Int64Array, device: torch.device) 
         predictors=torch.from_numpy(predictors).to(device),
         targets=torch.from_numpy(tokens[predictors + 1]).to(device),
         sequences=chosen,
-        responses=spans(response_ends - response_lengths, response_lengths),
+        responses=spans(ends - lengths[chosen], lengths[chosen]),
     )
 
 

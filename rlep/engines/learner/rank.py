@@ -152,7 +152,7 @@ class LearnerRank:
         fraction, high_entropy = self.config.loss.high_entropy_fraction, None
         if fraction < 1:
             # The threshold is one of the whole update, so all entropies are known before the first micro-batch.
-            mask = np.repeat(batch.trained, batch.response_lengths)
+            mask = np.repeat(batch.trained, batch.sampled_lengths)
             entropies = self._no_grad_pass(batch, entropy=True, temperature=self._temperature)
             high_entropy = high_entropy_mask(entropies, mask, fraction)
         reference = self._reference_logprobs if self.config.loss.kl_coef else None
@@ -295,7 +295,7 @@ class LearnerRank:
         dist.destroy_process_group()
 
     def _no_grad_pass(self, batch: SequenceBatch, *, entropy: bool = False, temperature: float = 1.0) -> Float32Array:
-        result = torch.zeros(int(batch.response_lengths.sum()), dtype=torch.float32)
+        result = torch.zeros(int(batch.sampled_lengths.sum()), dtype=torch.float32)
         with torch.no_grad():
             for sequences in pack(batch, self._world, self._budget)[self._rank]:
                 row = pack_row(batch, sequences, self._device)
@@ -322,8 +322,8 @@ class LearnerRank:
         index = rollout if self.config.update.unit == "rollouts" else self._updates
         # Counted even if it is skipped below, so that a continued run is at the same place of its schedule.
         self._updates += 1
-        trained = int(batch.response_lengths[batch.trained].sum())
-        if not batch.response_lengths[batch.computed].any():
+        trained = int(batch.sampled_lengths[batch.trained].sum())
+        if not batch.sampled_lengths[batch.computed].any():
             return UpdateReport("no tokens", lr=self._optimizer.lr_at(index))
         loss, sums = self._accumulate(batch, row_loss, entropy=entropy, temperature=temperature)
         step = self._optimizer.step(index)
@@ -423,7 +423,7 @@ def cross_entropy(batch: SequenceBatch) -> RowLoss:
     weights = normalizers(batch, LossConfig())
 
     def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
-        per_token = np.repeat(row.of_sequences(weights), row.part.response_lengths)
+        per_token = np.repeat(row.of_sequences(weights), row.part.sampled_lengths)
         total = -(logprobs.double() * torch.from_numpy(per_token).to(logprobs.device)).sum()
         return total, LossSums.zeros(logprobs.device)
 

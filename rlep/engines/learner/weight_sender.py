@@ -141,7 +141,7 @@ def scored_probes(
 ) -> list[Probe]:
     """Prompts ``[P]`` and responses ``[T]`` with the responses' log-probs, all scored as one batch."""
     batch = probe_batch(probes)
-    logprobs = np.split(score(batch), np.cumsum(batch.response_lengths)[:-1])
+    logprobs = np.split(score(batch), np.cumsum(batch.sampled_lengths)[:-1])
     return [Probe(prompt, response, scored) for (prompt, response), scored in zip(probes, logprobs, strict=True)]
 
 

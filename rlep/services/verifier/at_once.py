@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from rlep.services.verifier.frames import GradingJob
-from rlep.services.verifier.jail import Limits
-from rlep.services.verifier.judgement import Judge, Judgement, failure_of
+from rlep.services.verifier.grading_job import GradingJob
+from rlep.services.verifier.judgement import Judge, Judgement
+from rlep.services.worker.failure import failure_of
+from rlep.services.worker.jail import Limits
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 15.0
@@ -83,7 +84,7 @@ async def judged(judge: Judge, deadline_s: float, job: GradingJob, served: Calla
                     raise
                 except Exception as error:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
                     if not trouble_of(error):
-                        return Judgement("crashed", None, failure_of(error))
+                        return Judgement("crashed", None, failure_of(error, "verifier"))
                     last = error
                 await asyncio.sleep(max(pause, _pause_asked(last)))
                 pause = min(2 * pause, LONGEST_PAUSE_S)

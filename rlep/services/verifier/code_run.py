@@ -18,7 +18,7 @@ from typing import Any
 from rlep.core.errors import VerifierError
 from rlep.core.types import Status
 from rlep.services.verifier.code_child import OUT_OF_MEMORY, READY
-from rlep.services.verifier.jail import Limits
+from rlep.services.worker.jail import Limits
 
 _CHILD = str(Path(__file__).with_name("code_child.py"))
 _SPARE_OUTPUT = 1 << 16

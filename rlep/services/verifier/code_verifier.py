@@ -13,7 +13,7 @@ from rlep.services.verifier.answers import after_thinking
 from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.code_run import Finished, printable, read_exception, read_values, run_calls, run_script
 from rlep.services.verifier.code_tests import Call, CodeTests, read_tests, same_output
-from rlep.services.verifier.jail import Limits
+from rlep.services.worker.jail import Limits
 
 NAME = "code"
 MAX_PROGRAM_CHARS = 65_536

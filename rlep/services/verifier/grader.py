@@ -6,7 +6,7 @@ from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError
 from rlep.core.versions import check_installed
 from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.jail import Limits
+from rlep.services.worker.jail import Limits
 
 _GRACE_S = 30.0
 """After its deadline a process has this long to say so."""

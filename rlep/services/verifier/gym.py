@@ -11,10 +11,10 @@ from rlep.core.errors import ConfigError, DataError
 from rlep.core.types import Verdict
 from rlep.services.verifier.answers import after_thinking
 from rlep.services.verifier.base import VERSION, BaseVerifier, Pair
-from rlep.services.verifier.frames import GradingJob
-from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.verifier.worker_process import Reply
+from rlep.services.worker.jail import Limits
 
 NAME = "reasoning-gym"
 _SCORER = "rlep.services.verifier.gym_worker:score"

@@ -12,11 +12,11 @@ from typing import Any
 
 from rlep.core.errors import ConfigError, VerifierError
 from rlep.core.seeds import seed_for
-from rlep.services.verifier.frames import GradingJob
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.gym import REFUSED, GymVerifier, package_version
-from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.verifier.worker_process import Reply
+from rlep.services.worker.jail import Limits
 
 _MAKER = "rlep.services.verifier.gym_worker:make"
 _LIMITS = Limits(cpu_seconds=60, wall_seconds=240, memory_mb=4096)

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from decimal import Decimal
 from numbers import Real
 from typing import Any, NamedTuple
 
 from rlep.core.scores import OutOfRange, score_fault
-from rlep.services.verifier.frames import GradingJob
-
-MAX_REASON = 2000
-_OWN_FILES = os.path.dirname(__file__) + os.sep
-"""A traceback is shown from below the last frame in these."""
-_REFUSED = ("[Errno 1] Operation not permitted", "can't start new thread")
-"""Words by which Python says that the limits of a worker refused a call."""
-_MAX_FRAMES = 8
-"""Innermost frames of a traceback that are shown."""
+from rlep.services.verifier.grading_job import GradingJob
 
 
 class BadScore(ValueError):
@@ -111,17 +101,3 @@ def _number(name: object, value: object) -> float:
     if not isinstance(name, str) or not isinstance(value, Real | Decimal):
         raise BadScore(f"{name!r:.80}: {value!r:.60} is not a number under a name")
     return float(value)
-
-
-def failure_of(error: Exception) -> str:
-    """``Kind: message``, and a traceback of the function's own frames."""
-    stack = traceback.extract_tb(error.__traceback__)
-    own = [index for index, frame in enumerate(stack) if frame.filename.startswith(_OWN_FILES)]
-    frames_below = stack[own[-1] + 1 :] if own else stack
-    said = f"{type(error).__name__}: {error}"[:MAX_REASON]
-    if any(words in said for words in _REFUSED):
-        said += " (functions start no processes; the network and threads need verifier.network = true)"
-    if not frames_below:
-        return said
-    below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
-    return f"{said}\nTraceback (most recent call last):\n{below}".rstrip()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rlep.core.scores import score_fault
-from rlep.services.verifier.frames import GradingJob
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.judgement import BadScore, Judge, Judgement, judgement_of
 
 OWN_NAMES = ("prompt", "response", "reference", "solution_str", "ground_truth")

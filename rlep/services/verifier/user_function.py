@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from rlep.core.errors import ConfigError
 from rlep.core.types import Verdict
 from rlep.services.verifier.base import BaseVerifier, Pair
-from rlep.services.verifier.frames import GradingJob
-from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.judge import JUDGE, read_judge
 from rlep.services.verifier.reward_call import terms_of
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.verifier.worker_process import Reply
+from rlep.services.worker.jail import Limits
+from rlep.services.worker.source import source_of
 
 MAX_EXTRACTED = 4000
 """Characters of an extracted text that are kept."""
@@ -84,38 +82,15 @@ def profile_version(profile: str) -> str:
 def source_version(functions: str) -> str:
     """Eight hex digits of the hash of the modules' files and the weights; ConfigError where there is none.
 
-    No module is run. From here on modules of the working directory are found too, after all others: in a run's actors they are.
+    No module is run.
     """
     try:
         terms = terms_of(functions)
     except ValueError as error:
         raise ConfigError(f"verifier function {error}") from None
-    if not {"", os.getcwd()} & {*sys.path}:
-        sys.path.append(os.getcwd())
     digest = hashlib.blake2b(digest_size=4)
     for term in terms:
-        digest.update(_source(term.function))
+        digest.update(source_of(term.function, "verifier function"))
         if len(terms) > 1:
             digest.update(f"{term.function}*{term.weight}".encode())
     return digest.hexdigest()
-
-
-def _source(function: str) -> bytes:
-    """The file of a function's module."""
-    module = function.partition(":")[0]
-    names = module.split(".")
-    spec: ModuleSpec | None = None
-    for depth in range(1, len(names) + 1):  # find_spec would run the packages that the module is in
-        path = spec.submodule_search_locations if spec is not None else None
-        spec = _found(".".join(names[:depth]), path) if depth == 1 or path is not None else None
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        raise ConfigError(
-            f"verifier function {function!r}: no module {module} here or on the path; set PYTHONPATH or install it"
-        )
-    return Path(spec.origin).read_bytes()
-
-
-def _found(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Ask the finders of modules, as an import does; ``path``: of the package that it is in."""
-    specs = (finder.find_spec(module, path) for finder in sys.meta_path)
-    return next((spec for spec in specs if spec is not None), None)

@@ -11,9 +11,9 @@ from rlep.core.types import Status, Verdict
 from rlep.core.versions import check_installed
 from rlep.services.verifier import answers, dapo, exact
 from rlep.services.verifier.base import BaseVerifier, Pair
-from rlep.services.verifier.frames import GradingJob
-from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.worker_pool import WorkerPool
+from rlep.services.worker.jail import Limits
 
 Profile = Literal["math", "math-bare", "strict-box", "dapo"]
 PROFILES: tuple[Profile, ...] = ("math", "math-bare", "strict-box", "dapo")

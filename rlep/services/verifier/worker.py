@@ -1,11 +1,4 @@
-"""The killable process: a warm host that forks one runner at a time, and the runner that grades.
-
-The host imports the symbolic engine once and never grades, so a runner that was killed is replaced by a fork within
-milliseconds. Both ends of the pipes stay the same for the parent:
-
-    parent --batch--> runner          runner --[batch number], one reply per job--> parent
-                                      host   --how the runner ended, or why------> parent
-                                               it cannot serve at all
+"""The process that grades, in the runner that its host forks.
 
 Run as ``python -m rlep.services.verifier.worker PARENT_PID TASK LIMITS_JSON``.
 """
@@ -14,10 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
-import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -25,14 +15,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rlep.core.errors import VerifierError
-from rlep.services.verifier import frames
-from rlep.services.verifier.jail import Limits, confine, die_with_parent, memory_mb, start_clock, stop_clock
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.judge import JUDGE, judge_function, read_judge
-from rlep.services.verifier.judgement import MAX_REASON, Judge, Judgement, failure_of
+from rlep.services.verifier.judgement import Judge, Judgement
 from rlep.services.verifier.reward_call import Term, judge_of, user_judge
+from rlep.services.worker import frames
+from rlep.services.worker.failure import failure_of
+from rlep.services.worker.host import MAX_REASON, OUT_OF_STEP, RECYCLED, Life, main, write
+from rlep.services.worker.jail import Limits, confine, memory_mb, start_clock, stop_clock
 
 _WARM_UP = (
     ("1/3", "\\frac{1}{3}", "correct"),
@@ -47,40 +40,25 @@ _WARM_UP = (
 """Reference, answer, and the verdict without which a worker does not serve."""
 
 
-Grade = Callable[[frames.GradingJob], Judgement]
+Grade = Callable[[GradingJob], Judgement]
 Run = Callable[[Coroutine[Any, Any, Judgement]], Judgement]
-Grader = Callable[[Sequence[frames.GradingJob], int], bool]
+Grader = Callable[[Sequence[GradingJob], int], bool]
 """Answers the jobs of a batch, at most that many at once; False if the process is of no more use after it."""
 
 _STACK_BYTES = 2 << 20
 """Of a thread with the network: as many as may be have room in the address space."""
-RECYCLED: Final = 0
-OUT_OF_MEMORY: Final = 77
-OUT_OF_STEP: Final = 78
-UNUSABLE: Final = 79
 
 
-def main(arguments: list[str]) -> int:
-    """Serve until the parent closes the pipe."""
-    die_with_parent(int(arguments[0]))
-    limits = Limits(**json.loads(arguments[2]))
-    jobs, replies = _take_pipes()
-    try:
-        judge = load_judge(arguments[1], threads=limits.network)
-    except BaseException as error:  # noqa: BLE001 - the process's outermost frame, whatever the user's module raised
-        os.write(replies, frames.encode({"failed": f"{type(error).__name__}: {error}"[:MAX_REASON]}))
-        return UNUSABLE
-    return host(judge, limits, jobs, replies)
+def prepare(task: str, limits: Limits, jobs: int, replies: int) -> Life:
+    """Import the judge of a task."""
+    judge = load_judge(task, threads=limits.network)
 
+    def life() -> int:
+        grade = _grader(judge, limits, partial(write, replies))
+        confine(limits)
+        return serve(grade, limits, jobs, replies)
 
-def _take_pipes() -> tuple[int, int]:
-    """Move the protocol off descriptors 0 and 1, so that nothing a job prints or reads can touch it."""
-    jobs, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    os.close(null)
-    return jobs, replies
+    return life
 
 
 def load_judge(task: str, *, threads: bool = False) -> Judge:
@@ -93,12 +71,12 @@ def load_judge(task: str, *, threads: bool = False) -> Judge:
     if task == "math":
         grading = importlib.import_module("rlep.services.verifier.grading")
 
-        async def judge(job: frames.GradingJob) -> Judgement:
+        async def judge(job: GradingJob) -> Judgement:
             return Judgement(*grading.judge(job.reference, job.answer))
 
         for reference, answer, wanted in _WARM_UP:
             random.seed(0)
-            found = finish(judge(frames.GradingJob(reference, answer))).status
+            found = finish(judge(GradingJob(reference, answer))).status
             if found != wanted:
                 raise VerifierError(
                     f"it grades the answer {answer} to {reference} as {found}, which is {wanted}; reinstall "
@@ -120,51 +98,6 @@ def finish(judging: Coroutine[Any, Any, Judgement]) -> Judgement:
     raise RuntimeError("a judge that is not async waits for something")
 
 
-def host(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
-    """Keep one runner alive; report how each one ended."""
-    while True:
-        parent = os.getpid()
-        runner = os.fork()
-        if runner == 0:
-            _run(judge, limits, jobs, replies, parent)
-        _, state = os.waitpid(runner, 0)
-        code = os.waitstatus_to_exitcode(state)
-        if code == OUT_OF_STEP:
-            return OUT_OF_STEP
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        os.write(replies, frames.encode({"ended": how_it_ended(code), "how": f"Ended: its process, with {how}"}))
-
-
-def how_it_ended(code: int) -> str:
-    """The status of the job a runner died of, or ``recycled``."""
-    if code == RECYCLED:
-        return "recycled"
-    if code in (-signal.SIGPROF, -signal.SIGXCPU):
-        return "timeout"
-    return "out_of_memory" if code == OUT_OF_MEMORY else "crashed"
-
-
-def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> None:
-    """The runner's whole life; never returns."""
-    code = 1
-    try:
-        die_with_parent(parent)
-        answer = partial(_answer, replies)
-        grade = _grader(judge, limits, answer)
-        confine(limits)
-        code = serve(grade, limits, jobs, replies)
-    except MemoryError:
-        code = OUT_OF_MEMORY
-    except frames.FrameError:
-        code = OUT_OF_STEP
-    finally:
-        os._exit(code)
-
-
-def _answer(replies: int, message: Any) -> None:
-    os.write(replies, frames.encode(message))
-
-
 def _grader(judge: Judge, limits: Limits, answer: Callable[[Any], None]) -> Grader:
     """The way in which a runner with these limits answers the jobs of a batch: in turn, or with the network several at once."""
     run: Run = finish
@@ -178,7 +111,7 @@ def _grader(judge: Judge, limits: Limits, answer: Callable[[Any], None]) -> Grad
         threading.stack_size(_STACK_BYTES)
         runner.get_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS))
 
-        def grade_at_once(jobs: Sequence[frames.GradingJob], at_once: int) -> bool:
+        def grade_at_once(jobs: Sequence[GradingJob], at_once: int) -> bool:
             start_clock(limits.cpu_seconds * len(jobs))
             try:
                 return not runner.run(grade_all(judge, limits, jobs, at_once, answer))
@@ -190,7 +123,7 @@ def _grader(judge: Judge, limits: Limits, answer: Callable[[Any], None]) -> Grad
 
         return grade_at_once
 
-    def grade_in_turn(jobs: Sequence[frames.GradingJob], _: int) -> bool:
+    def grade_in_turn(jobs: Sequence[GradingJob], _: int) -> bool:
         for job in jobs:
             answer(_grade_one(lambda job: run(judge.judge(job)), limits, job))
         return True
@@ -205,14 +138,14 @@ def serve(grade: Grader, limits: Limits, jobs: int, replies: int) -> int:
         batch: Any = frames.read_blocking(jobs)
         if batch is None:
             return OUT_OF_STEP
-        _answer(replies, {"batch": batch["batch"]})
-        if not grade([frames.GradingJob(*job) for job in batch["jobs"]], batch["at_once"]):
+        write(replies, {"batch": batch["batch"]})
+        if not grade([GradingJob(*job) for job in batch["jobs"]], batch["at_once"]):
             break
         done += len(batch["jobs"])
     return RECYCLED
 
 
-def _grade_one(judge: Grade, limits: Limits, job: frames.GradingJob) -> list[Any]:
+def _grade_one(judge: Grade, limits: Limits, job: GradingJob) -> list[Any]:
     """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``. Raises MemoryError."""
     random.seed(0)  # the engine draws test points; equal jobs must see equal ones
     started = time.perf_counter()
@@ -222,11 +155,11 @@ def _grade_one(judge: Grade, limits: Limits, job: frames.GradingJob) -> list[Any
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
-        found = Judgement("crashed", None, failure_of(error))
+        found = Judgement("crashed", None, failure_of(error, "verifier"))
     finally:
         stop_clock()
     return found.reply(time.perf_counter() - started)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], prepare))

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rlep.core.errors import ConfigError, VerifierError
-from rlep.services.verifier.frames import GradingJob
-from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.worker_process import Reply, WorkerProcess
+from rlep.services.worker.jail import Limits
 
 _log = logging.getLogger(__name__)
 _CHUNK = 16

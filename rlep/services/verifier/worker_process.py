@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import select
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from rlep.core.errors import JudgeAway, VerifierError
 from rlep.core.types import Status
-from rlep.services.verifier import frames
-from rlep.services.verifier.frames import GradingJob
-from rlep.services.verifier.jail import Limits
-
-_START_SECONDS = 120.0
+from rlep.services.verifier.grading_job import GradingJob
+from rlep.services.worker import frames
+from rlep.services.worker.jail import Limits
+from rlep.services.worker.process import START_SECONDS, end_process, start_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +57,10 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process without waiting for it to be ready. Raises VerifierError where the machine refuses."""
-        command = [sys.executable, "-m", "rlep.services.verifier.worker"]
-        arguments = [str(os.getpid()), self._task, json.dumps(asdict(self._limits))]
         try:
-            self._process = subprocess.Popen(
-                command + arguments,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                start_new_session=True,
-                env=_environment(),
-            )
+            self._process = start_process("rlep.services.verifier.worker", self._task, self._limits)
         except OSError as error:
             raise VerifierError(f"no verifier process ({self._task}) can be started: {error}") from error
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
         self._buffer.clear()
 
     def grade(self, jobs: Sequence[GradingJob]) -> list[Reply]:
@@ -118,7 +101,7 @@ class WorkerProcess:
         accepted = False
         wanted = len(replies) + len(jobs)
         started = time.perf_counter()
-        patience = _START_SECONDS
+        patience = START_SECONDS
         while not accepted or len(replies) < wanted:
             try:
                 message = self._receive(started + patience)
@@ -128,7 +111,7 @@ class WorkerProcess:
             now = time.perf_counter()
             if message is None:
                 if not accepted:
-                    raise WorkerLost(f"no sign of life for {_START_SECONDS:g} s")
+                    raise WorkerLost(f"no sign of life for {START_SECONDS:g} s")
                 self.kill()
                 self.restarts += 1
                 self._blame(Reply("timeout", None, now - started), replies, wanted, at_once)
@@ -165,7 +148,7 @@ class WorkerProcess:
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
         while remaining:
-            if not poll.poll(_START_SECONDS * 1000):
+            if not poll.poll(START_SECONDS * 1000):
                 raise WorkerLost("it does not read its jobs")
             try:
                 remaining = remaining[os.write(descriptor, remaining) :]
@@ -199,22 +182,4 @@ class WorkerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def _environment() -> dict[str, str]:
-    """The parent's, made reproducible: fixed hash order (the engine iterates over sets), one thread, same modules."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {
-        **os.environ,
-        "PYTHONHASHSEED": "0",
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-    }
+        end_process(process)

@@ -74,6 +74,16 @@ def ragged_batch(sequences: int = 12, seed: int = 0, *, truncated: bool = True) 
     )
 
 
+def with_observations(batch: SequenceBatch, seed: int = 3) -> SequenceBatch:
+    """The batch as one of episodes: about a third of the response tokens are an environment's, never a sequence's last."""
+    lengths, offsets = np.diff(batch.offsets), batch.offsets[:-1]
+    inside = np.arange(len(batch.tokens)) - np.repeat(offsets, lengths) >= np.repeat(batch.prompt_lengths, lengths)
+    sampled = inside & (np.random.default_rng(seed).random(len(inside)) < 0.65)
+    sampled[batch.offsets[1:] - 1] = True
+    assert batch.old_logprobs is not None
+    return replace(batch, sampled=sampled, old_logprobs=batch.old_logprobs[sampled[inside]])
+
+
 def with_near_old_logprobs(batch: SequenceBatch, scored: Float32Array) -> SequenceBatch:
     """Old log-probs around the present ones, so that some ratios are clipped and some are not."""
     noise = np.random.default_rng(7).normal(0.0, 0.3, size=len(scored))
@@ -83,7 +93,7 @@ def with_near_old_logprobs(batch: SequenceBatch, scored: Float32Array) -> Sequen
 def padded_logprobs(
     model: torch.nn.Module, batch: SequenceBatch, temperature: float = 1.0
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Log-probs and entropies of each sequence's response, from one right-padded batch of full logits."""
+    """Log-probs and entropies of each sequence's sampled tokens, from one right-padded batch of full logits."""
     parts = np.split(batch.tokens.astype(np.int64), batch.offsets[1:-1])
     ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(part) for part in parts], batch_first=True)
     lengths = torch.tensor([len(part) for part in parts])
@@ -92,8 +102,11 @@ def padded_logprobs(
     )  # [S, T, V]; causal: pads to the right change nothing
     logprobs, entropies = [], []
     for row, (prompt, length) in enumerate(zip(batch.prompt_lengths.tolist(), lengths.tolist(), strict=True)):
-        predicted = logits[row, prompt - 1 : length - 1]
-        logprobs.append(predicted.gather(1, ids[row, prompt:length, None]).squeeze(1))
+        start = int(batch.offsets[row])
+        mask = np.ones(length - prompt, np.bool_) if batch.sampled is None else batch.sampled[start:][prompt:length]
+        predicted, kept = logits[row, prompt - 1 : length - 1], torch.from_numpy(mask)
+        logprobs.append(predicted.gather(1, ids[row, prompt:length, None]).squeeze(1)[kept])
+        predicted = predicted[kept]
         entropies.append(-(predicted.exp() * predicted).sum(-1))
     return logprobs, entropies
 
@@ -123,8 +136,8 @@ def model_gradients(
     """The same of a model that is loaded."""
     logprobs, entropies = padded_logprobs(model, batch, temperature)
     assert batch.old_logprobs is not None
-    olds = np.split(batch.old_logprobs.astype(np.float64), np.cumsum(batch.response_lengths)[:-1])
-    count = batch.response_lengths[batch.trained].sum()
+    olds = np.split(batch.old_logprobs.astype(np.float64), np.cumsum(batch.sampled_lengths)[:-1])
+    count = batch.sampled_lengths[batch.trained].sum()
     loss = torch.zeros((), dtype=torch.float64)
     for index in np.flatnonzero(batch.trained):
         advantage = float(batch.advantages[index])
@@ -136,7 +149,7 @@ def model_gradients(
         loss = loss + terms.sum() / count
     kept = batch.trained if batch.regularised is None else batch.regularised
     for index in np.flatnonzero(kept):
-        loss = loss - entropy_coef * entropies[index].sum() / batch.response_lengths[kept].sum()
+        loss = loss - entropy_coef * entropies[index].sum() / batch.sampled_lengths[kept].sum()
     loss.backward()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return float(loss.detach()), {names[id(p)]: p.grad for p in model.parameters() if p.grad is not None}

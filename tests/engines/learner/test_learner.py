@@ -23,6 +23,7 @@ from tests.engines.learner.learner_cases import (
     ragged_batch,
     relative_error,
     with_near_old_logprobs,
+    with_observations,
     write_tiny_model,
 )
 from tests.engines.learner.learner_process import gradients_of_first_update, same, weights_of
@@ -73,7 +74,7 @@ def test_on_policy_every_ratio_and_importance_weight_is_1_at_the_rollouts_temper
     report = learner.update(batch, rollout=0)
     assert report.stats["fresh/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     # With ratios and weights of 1 the loss is the mean over tokens of minus the advantage.
-    lengths = np.where(batch.trained, batch.response_lengths, 0)
+    lengths = np.where(batch.trained, batch.sampled_lengths, 0)
     assert report.loss == pytest.approx(-float((lengths * batch.advantages).sum() / lengths.sum()), abs=1e-6)
 
 
@@ -83,6 +84,18 @@ def test_fine_tuning_is_at_temperature_1_whatever_the_loss_is_at(start: Start, m
     assert learner.sft_update(batch, rollout=0).loss == pytest.approx(
         padded_gradients(model, batch, sft=True)[0], rel=1e-6
     )
+
+
+def test_fine_tuning_and_entropy_are_over_sampled_tokens(start: Start, model: Path) -> None:
+    batch = with_observations(ragged_batch())
+    learner = start(micro_batch_tokens=40)
+    loss, gradients = padded_gradients(model, batch, sft=True)
+    assert learner.sft_update(batch, rollout=0).loss == pytest.approx(loss, rel=1e-6)
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
+    learner = start(loss={"entropy_coef": 0.3}, micro_batch_tokens=40)
+    loss, gradients = padded_gradients(model, batch, entropy_coef=0.3)
+    assert learner.update(batch, rollout=0).loss == pytest.approx(loss, rel=1e-6)
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 30, 100_000])
@@ -139,7 +152,7 @@ def test_kl_and_entropy_act_on_groups_that_the_policys_loss_is_without(start: St
     loss, gradients = padded_gradients(model, batch, entropy_coef=0.3)
     assert report.loss == pytest.approx(loss, rel=1e-5)  # a difference of larger sums in float32
     assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
-    assert report.trained_tokens == batch.response_lengths[batch.trained].sum()
+    assert report.trained_tokens == batch.sampled_lengths[batch.trained].sum()
     assert report.stats["fresh/tokens"] + report.stats["replay/tokens"] == report.trained_tokens
 
 
@@ -314,7 +327,7 @@ def test_an_update_needs_old_log_probs(start: Start) -> None:
 def test_a_learner_that_cannot_start_leaves_the_process_fit_for_another(start: Start, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not a causal language model"):
         start(tmp_path / "nowhere")
-    assert len(start().score(ragged_batch())) == ragged_batch().response_lengths.sum()
+    assert len(start().score(ragged_batch())) == ragged_batch().sampled_lengths.sum()
 
 
 def test_arrays_that_cannot_be_written_are_taken(start: Start) -> None:

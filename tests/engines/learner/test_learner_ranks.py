@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rlep.algorithms.packing import take
-from tests.engines.learner.learner_cases import padded_gradients, ragged_batch, relative_error, write_tiny_model
+from tests.engines.learner.learner_cases import (
+    padded_gradients,
+    padded_logprobs,
+    ragged_batch,
+    relative_error,
+    with_observations,
+    write_tiny_model,
+)
 from tests.engines.learner.learner_process import (
     NO_CLIP,
     Command,
@@ -47,10 +56,46 @@ def test_two_ranks_with_tiny_micro_batches_give_the_gradient_of_the_padded_refer
     wanted = float(sum(gradient.square().sum() for gradient in gradients.values())) ** 0.5
     assert report["grad_norm"] == pytest.approx(wanted, rel=1e-6)
     trained = batch.trained & ~batch.replayed
-    assert report["stats"]["fresh/tokens"] == batch.response_lengths[trained].sum()
+    assert report["stats"]["fresh/tokens"] == batch.sampled_lengths[trained].sum()
     weights = torch.load(files[1], weights_only=True)
     rounded = {name: weight.bfloat16() for name, weight in weights["float32"].items()}
     assert same(weights["bfloat16"], rounded)
+
+
+def test_two_ranks_train_an_episode_where_the_policy_sampled_and_nowhere_else(model: Path, tmp_path: Path) -> None:
+    """Scores, loss and gradient are those of the padded reference over sampled tokens."""
+    batch = with_observations(ragged_batch())
+    assert batch.sampled is not None
+    assert int(batch.sampled_lengths.sum()) == int(batch.sampled.sum()) < ragged_batch().sampled_lengths.sum()
+    path, file = save_batch(tmp_path / "batch.npz", batch), tmp_path / "gradients.pt"
+    commands = [("score", path), ("update", path, 0), ("gradients", str(file))]
+    scored, report, _ = run_ranks(tmp_path, model, 2, commands, micro_batch_tokens=40, clip_norm=NO_CLIP)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager").eval()
+    wanted = torch.cat(padded_logprobs(reference, batch)[0]).detach().numpy()
+    np.testing.assert_allclose(scored, wanted, atol=1e-5)
+    loss, gradients = padded_gradients(model, batch)
+    assert report["loss"] == pytest.approx(loss, rel=1e-6)
+    assert relative_error(torch.load(file, weights_only=True), gradients) < 1e-6
+    counted = report["stats"]["fresh/tokens"] + report["stats"]["replay/tokens"]
+    assert counted == batch.sampled_lengths[batch.trained].sum()
+
+
+def test_two_ranks_do_the_same_to_the_bit_with_a_mask_that_leaves_nothing_out(model: Path, tmp_path: Path) -> None:
+    plain = ragged_batch()
+    whole = np.concatenate(
+        [
+            np.arange(length) >= prompt
+            for prompt, length in zip(plain.prompt_lengths, np.diff(plain.offsets), strict=True)
+        ]
+    )
+    found = []
+    for name, batch in (("plain", plain), ("masked", replace(plain, sampled=whole))):
+        path = save_batch(tmp_path / f"{name}.npz", batch)
+        scored, report, checksums = run_ranks(
+            tmp_path, model, 2, [("score", path), ("update", path, 0), ("checksums",)], micro_batch_tokens=40
+        )
+        found.append((scored, report["loss"], report["grad_norm"], report["stats"], checksums))
+    assert found[0] == found[1]
 
 
 def test_a_rank_without_sequences_changes_nothing_and_holds_nobody_up(model: Path, tmp_path: Path) -> None:
@@ -58,7 +103,7 @@ def test_a_rank_without_sequences_changes_nothing_and_holds_nobody_up(model: Pat
     path = save_batch(tmp_path / "batch.npz", batch)
     commands = [("score", path), ("update", path, 0), ("gradients", str(tmp_path / "gradients.pt"))]
     scored, report, _ = run_ranks(tmp_path, model, 3, commands, clip_norm=NO_CLIP)
-    assert len(scored) == batch.response_lengths.sum()
+    assert len(scored) == batch.sampled_lengths.sum()
     loss, gradients = padded_gradients(model, batch)
     assert report["loss"] == pytest.approx(loss, rel=1e-6)
     assert relative_error(torch.load(tmp_path / "gradients.pt", weights_only=True), gradients) < 1e-6

@@ -10,8 +10,8 @@ import pytest
 from rlep.core.errors import ConfigError
 from rlep.core.types import Asked, Verdict
 from rlep.services.verifier.grader import build_verifier
-from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.user_function import source_version
+from rlep.services.worker.jail import Limits
 
 HERE = "python:verifier_functions"
 NETWORK = Limits(network=True, memory_mb=4096, at_once=4)

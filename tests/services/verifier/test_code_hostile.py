@@ -19,7 +19,7 @@ from rlep.core.errors import ConfigError, VerifierError
 from rlep.services.verifier import code_run
 from rlep.services.verifier.code_child import plain
 from rlep.services.verifier.code_verifier import CodeVerifier
-from rlep.services.verifier.jail import Limits
+from rlep.services.worker.jail import Limits
 from tests.services.verifier.code_hostile import EXHAUSTING, FORGING, REACHING, READING
 
 GOLD = json.dumps({"tests": ["assert f(2) == 7310462"]})
@@ -165,7 +165,7 @@ def test_where_a_layer_is_missing_no_program_is_run(tmp_path: Path, monkeypatch:
 
 def test_it_works_without_privileges() -> None:
     script = (
-        "from rlep.services.verifier.code_run import read_values, run_calls\nfrom rlep.services.verifier.jail import Limits\n"
+        "from rlep.services.verifier.code_run import read_values, run_calls\nfrom rlep.services.worker.jail import Limits\n"
         "print(open('/proc/self/status').read().split('CapEff:')[1].split()[0])\n"
         "print(read_values(run_calls('x = 3', [('x + 1', True)], Limits(), expected=0).output))"
     )

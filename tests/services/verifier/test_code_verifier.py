@@ -51,7 +51,7 @@ def test_a_block_in_a_list_loses_the_indentation_of_its_fence() -> None:
 def one_test(test: str, value: str) -> bool:
     """Whether ``test`` holds of a program whose ``f()`` is ``value``, asked of the parts that the verifier uses."""
     from rlep.services.verifier.code_run import run_calls
-    from rlep.services.verifier.jail import Limits
+    from rlep.services.worker.jail import Limits
 
     (call,) = read_tests(json.dumps({"tests": [test]})).calls
     done = run_calls(f"def f(): return {value}", [(call.source, True)], Limits(), expected=99)

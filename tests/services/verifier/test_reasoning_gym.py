@@ -18,13 +18,13 @@ from rlep.core.errors import ConfigError, DataError
 from rlep.core.types import Verdict
 from rlep.data.prompt_files import read_rows
 from rlep.services.verifier.base import VERSION
-from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.gym import REFUSED, GymVerifier, answer_of, is_readable
 from rlep.services.verifier.gym_tasks import make, task_names
-from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.verifier.worker_process import Reply
+from rlep.services.worker.jail import Limits
 
 ROOT = Path(__file__).parents[3]
 WORKER = "rlep.services.verifier.gym_worker"

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from rlep.core.errors import ConfigError
-from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.grade_rows import grade_rows
 from rlep.services.verifier.grader import build_verifier
-from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.reward_call import Term, terms_of
 from rlep.services.verifier.user_function import source_version
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.verifier.worker_process import Reply
+from rlep.services.worker.jail import Limits
 
 HERE = "verifier_functions"
 

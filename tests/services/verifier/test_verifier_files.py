@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.verifier import Verifier
+from rlep.services.worker.jail import Limits
 from tests.services.verifier.verifier_hostile import HOSTILE
 
 ROOT = Path(__file__).parents[3]

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from rlep.core.errors import ConfigError, VerifierError
-from rlep.services.verifier.frames import GradingJob
 from rlep.services.verifier.grader import build_verifier
-from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.user_function import FunctionVerifier, source_version
 from rlep.services.verifier.verifier import Verifier
 from rlep.services.verifier.worker_pool import WorkerPool
+from rlep.services.worker.jail import Limits
 
 FUNCTIONS = "verifier_functions"
 ROOT = Path(__file__).parents[3]

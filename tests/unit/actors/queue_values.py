@@ -10,9 +10,9 @@ from rlep.core.types import Completion, Request
 NO_TOKENS = np.zeros(0, dtype=np.int32)
 
 
-def request_of(name: str) -> Request:
+def request_of(name: str, episode: str = "") -> Request:
     """A request."""
-    return Request(name, "prompt", NO_TOKENS, 0, 0)
+    return Request(name, "prompt", NO_TOKENS, 0, 0, episode=episode)
 
 
 def completion_of(name: str, text: str = "") -> Completion:

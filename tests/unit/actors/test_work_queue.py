@@ -13,8 +13,7 @@ from tests.unit.actors.queue_values import completion_of, delivered, request_of
 
 def taken_ids(queue: WorkQueue, worker: str, limit: int) -> list[str]:
     """Ids of the requests taken."""
-    taken = queue.take(worker, limit)
-    return [] if taken is None else [request.id for request in taken[1]]
+    return [entry.request.id for entry in queue.take(worker, limit)]
 
 
 def test_a_lost_worker_s_requests_come_first_again_in_order() -> None:
@@ -38,10 +37,10 @@ def test_of_a_call_that_broke_only_its_own_unfinished_requests_come_back() -> No
     assert taken_ids(queue, "a", 9) == ["u", "w"]
 
 
-def test_one_take_holds_requests_of_one_job() -> None:
+def test_one_take_holds_requests_of_one_sampling() -> None:
     queue = WorkQueue(600)
-    queue.put(map(request_of, "uv"), Sampling(temperature=1.0))
-    queue.put(map(request_of, "xy"), Sampling(temperature=0.5))
+    for names, temperature in (("u", 1.0), ("v", 1.0), ("xy", 0.5)):
+        queue.put(map(request_of, names), Sampling(temperature=temperature))
     assert [taken_ids(queue, "a", 9) for _ in range(3)] == [["u", "v"], ["x", "y"], []]
 
 

@@ -84,18 +84,10 @@ class QueueModel(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 5))
     def take(self, worker: str, limit: int) -> None:
         offered = [one for one in self.late if worker not in one.holders] + self.waiting
-        expected: list[Wanted] = []
-        for one in offered[:limit]:
-            if one.owner != offered[0].owner:
-                break
-            expected.append(one)
+        expected = offered[:limit]
         taken = self.queue.take(worker, limit)
-        if not expected:
-            assert taken is None
-            return
-        assert taken is not None
-        assert taken[0] is self.jobs[expected[0].owner]
-        assert [request.id for request in taken[1]] == [one.name for one in expected]
+        assert [entry.job for entry in taken] == [self.jobs[one.owner] for one in expected]
+        assert [entry.request.id for entry in taken] == [one.name for one in expected]
         for one in expected:
             self.retried += one in self.late
             self.waiting = [other for other in self.waiting if other is not one]

@@ -82,7 +82,7 @@ def test_the_token_mean_is_of_the_update_and_not_of_each_micro_batch() -> None:
     for (micro,) in pack(batch, 2, Budget(tokens=10)):
         (index,) = micro
         part = take(batch, micro)
-        logprobs = torch.zeros(int(part.response_lengths.sum()), requires_grad=True)
+        logprobs = torch.zeros(int(part.sampled_lengths.sum()), requires_grad=True)
         loss, _ = packed_policy_loss(packed_tokens(part, logprobs, weights[micro]), LossConfig())
         loss.backward()
         assert logprobs.grad is not None

@@ -60,9 +60,9 @@ def part_of(
     batch: SequenceBatch, values: dict[str, np.ndarray], options: LossConfig, indices: np.ndarray
 ) -> tuple[float, dict[int, float], LossSums]:
     """Loss of the sequences at ``indices``, the gradient by token number, and the sums."""
-    starts = np.concatenate([[0], np.cumsum(batch.response_lengths)])
+    starts = np.concatenate([[0], np.cumsum(batch.sampled_lengths)])
     at = np.concatenate([np.zeros(0, np.int64), *(np.arange(starts[i], starts[i + 1]) for i in indices)])
-    mask = np.repeat(batch.trained, batch.response_lengths)
+    mask = np.repeat(batch.trained, batch.sampled_lengths)
     logprobs = torch.tensor(values["logprobs"][at], requires_grad=True)
     high = None
     if options.high_entropy_fraction < 1:

@@ -102,5 +102,5 @@ def test_unknown_modes_and_lengths_that_disagree_are_refused() -> None:
     with pytest.raises(ConfigError, match="'stored': must be one of recompute, behaviour, unit"):
         old_of("stored")
     batch = sequence_batch([Group(PROMPT, 7, tuple(fresh_of(PROMPT, "+", length=2)), ())], [0.0])
-    with pytest.raises(ValueError, match="1 members and 5 log-probs for a batch of 1 sequences and 2 response tokens"):
+    with pytest.raises(ValueError, match="1 members and 5 log-probs for a batch of 1 sequences and 2 sampled tokens"):
         old_logprobs("recompute", batch, fresh_of(PROMPT, "+"), RECOMPUTED, PLAIN)

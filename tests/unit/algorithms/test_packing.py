@@ -19,7 +19,7 @@ def test_whole_groups_laid_end_to_end() -> None:
     assert batch.tokens.tolist() == [900, 901, 0, 1, 900, 901, 0, 1, 900, 901, 100, 0, 900, 901, 0]
     assert batch.offsets.tolist() == [0, 4, 8, 12, 15]
     assert batch.prompt_lengths.tolist() == [2, 2, 2, 2]
-    assert batch.response_lengths.tolist() == [2, 2, 2, 1]
+    assert batch.sampled_lengths.tolist() == [2, 2, 2, 1]
     assert batch.groups.tolist() == [0, 0, 0, 1]
     assert batch.replayed.tolist() == [False, False, True, False]
     assert batch.advantages.tolist() == [1.0, -2.0, 0.5, 0.0]
@@ -70,7 +70,7 @@ def test_taking_sequences_cuts_every_array_alike() -> None:
     part = take(batch, [2, 0])
     assert part.tokens.tolist() == [7, 8, 9, 10, 11, 0, 1, 2, 3]
     assert part.offsets.tolist() == [0, 5, 9]
-    assert part.response_lengths.tolist() == [3, 2]
+    assert part.sampled_lengths.tolist() == [3, 2]
     assert part.advantages.tolist() == [3.0, 1.0]
     assert part.groups.tolist() == [1, 0]
     assert part.trained.tolist() == [False, True]

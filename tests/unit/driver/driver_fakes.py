@@ -236,7 +236,7 @@ class FakeLearner:
             self.updated, self.kept = rollout, self.state if self.keep_start_weights else None
         self.batches.append(batch)
         self.rollouts.append(rollout)
-        if not batch.response_lengths[batch.trained].sum():
+        if not batch.sampled_lengths[batch.trained].sum():
             return UpdateOutcome(0.0, 0.0, 0.5, "no tokens", {})
         self.state = hashlib.blake2b(self.state + batch_bytes(batch), digest_size=16).digest()
         self.updates += 1

@@ -77,13 +77,17 @@ def batch_bytes(batch: SequenceBatch) -> bytes:
     """Everything a batch holds, to the bit."""
     arrays = (batch.tokens, batch.offsets, batch.prompt_lengths, batch.advantages, batch.trained, batch.groups)
     optional = (batch.replayed, batch.old_logprobs, batch.behaviour_logprobs)
-    return b"|".join(b"" if array is None else array.tobytes() for array in (*arrays, *optional))
+    sampled = () if batch.sampled is None else (batch.sampled,)
+    return b"|".join(b"" if array is None else array.tobytes() for array in (*arrays, *optional, *sampled))
 
 
 def logprobs_of(batch: SequenceBatch, state: bytes) -> Float32Array:
-    """What a fake learner with weights ``state`` says of a batch's response tokens, ``[R]``."""
-    ends = zip(batch.offsets[:-1], batch.offsets[1:], batch.prompt_lengths, strict=True)
-    inside = np.concatenate([batch.tokens[start + prompt : end] for start, end, prompt in ends])
+    """What a fake learner with weights ``state`` says of a batch's sampled tokens, ``[R]``."""
+    sampled = batch.sampled
+    if sampled is None:
+        parts = zip(batch.prompt_lengths, np.diff(batch.offsets), strict=True)
+        sampled = np.concatenate([np.arange(length) >= prompt for prompt, length in parts])
+    inside = batch.tokens[sampled]
     return (-((inside.astype(np.int64) * 7 + state[0]) % 100) / 100).astype(np.float32)
 
 
@@ -92,10 +96,10 @@ def sums_of(batch: SequenceBatch) -> dict[str, float]:
     sources: dict[str, float] = {}
     for name, replayed in zip(SOURCES, (False, True), strict=True):
         rows = (batch.replayed == replayed) & batch.trained
-        tokens = float(batch.response_lengths[rows].sum())
+        tokens = float(batch.sampled_lengths[rows].sum())
         sources |= {f"{name}/trajectories": float(rows.sum()), f"{name}/tokens": tokens, f"{name}/loss": 0.25}
         if tokens:
-            mass = float((np.abs(batch.advantages[rows]) * batch.response_lengths[rows]).sum()) / tokens
+            mass = float((np.abs(batch.advantages[rows]) * batch.sampled_lengths[rows]).sum()) / tokens
             sources |= {f"{name}/advantage_mass": mass, f"{name}/ratio_mean": 1.0, f"{name}/ratio_max": 1.0}
             sources |= {f"{name}/clip_fraction_{end}": 0.0 for end in ("low", "high")}
             sources[f"{name}/dual_clip_fraction"] = 0.0

@@ -35,7 +35,7 @@ async def test_dropped_groups_that_are_counted_leave_the_papers_weights() -> Non
     await stepped(scene)
     first, second = scene.learner.batches
     assert [first.computed.tolist(), second.computed.tolist()] == [[False] * 3 + [True] * 3, [False] * 6]
-    tokens = int(first.response_lengths.sum())  # of both groups of the update
+    tokens = int(first.sampled_lengths.sum())  # of both groups of the update
     assert normalizers(first, LossConfig()).tolist() == [0.0] * 3 + [1 / tokens] * 3
     assert not normalizers(second, LossConfig()).any()
 

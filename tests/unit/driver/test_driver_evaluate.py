@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -87,12 +89,25 @@ async def test_every_sample_is_a_row(tmp_path: Path) -> None:
     assert [row["status"] for row in rows][3:6] == ["correct", "wrong", "timeout"]
     assert rows[0]["extracted"] == "2"
     assert rows[1]["extracted"] is None
-    assert not {"score", "parts"} & rows[0].keys()
+    assert not {"score", "parts", "ends"} & rows[0].keys()
     for row, member in zip(rows, (m for members in evaluated.samples for m in members), strict=True):
         assert (row["tokens"], row["response"]) == (len(member.tokens), f"{len(member.tokens)} tokens")
         assert (row["finish_reason"], row["policy_version"]) == (member.finish_reason, 7)
         assert (row["data_source"], row["reference"]) == ("aime", "2")
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+async def test_samples_that_are_episodes_say_where_their_parts_end(tmp_path: Path) -> None:
+    evaluated = await evaluate_policy(scripted().run, AIME, 4)
+    first, *others = evaluated.samples[0]
+    tokens, mask = np.arange(4, dtype=np.int32), np.array([True, False, False, True])
+    played = (replace(first, tokens=tokens, sampled=mask), *others)
+    evaluated = replace(evaluated, samples=(played, *evaluated.samples[1:]))
+    write_samples(tmp_path / "samples.parquet", evaluated, lambda tokens: f"{len(tokens)} tokens, ")
+    rows = pq.read_table(tmp_path / "samples.parquet").to_pylist()
+    assert (rows[0]["response"], rows[0]["ends"]) == ("1 tokens, 2 tokens, 1 tokens, ", [10, 20, 30])
+    assert rows[0]["tokens"] == 2
+    assert {row["ends"] for row in rows[1:]} == {None}
 
 
 async def test_a_failing_verifier_is_named_and_leaves_no_task() -> None:

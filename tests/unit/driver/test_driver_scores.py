@@ -55,7 +55,7 @@ async def test_a_batch_scale_is_over_the_tokens_of_the_whole_rollout(estimator: 
     scene.verifiers.verdicts[PROMPTS[3].id] = ["wrong"] * 3
     outcome = await run_step(scene.step(), PROMPTS)
     own = [1 - centre, 1 - centre, -1 - centre] * 3 + ([0.0] * 3 if centre else [-1.0] * 3)
-    lengths = [int(length) for batch in outcome.batches for length in batch.response_lengths]
+    lengths = [int(length) for batch in outcome.batches for length in batch.sampled_lengths]
     tokens = [value for value, length in zip(own, lengths, strict=True) for _ in range(length)]
     expected = [(value - mean(tokens)) / stdev(tokens) for value in own]
     trained = [float(value) for batch in scene.learner.batches for value in batch.advantages]

@@ -99,7 +99,7 @@ async def test_metrics_show_that_every_replay_reached_the_loss() -> None:
     tokens = sum(len(member.tokens) for member in scene.pool.handed_out)
     assert len(scene.pool.handed_out) == values["replay/trajectories"] == values["loss/trajectories/replay"] == P * M
     assert values["replay/tokens"] == values["loss/tokens/replay"] == tokens == P * M * 3
-    fresh = sum(int(batch.response_lengths[~batch.replayed].sum()) for batch in scene.learner.batches)
+    fresh = sum(int(batch.sampled_lengths[~batch.replayed].sum()) for batch in scene.learner.batches)
     assert values["rollout/tokens"] == values["loss/tokens/fresh"] == fresh
     assert values["rollout/samples"] == values["loss/trajectories/fresh"] == P * G
     assert values["group/replays"] == [0, 0, P]
@@ -206,7 +206,7 @@ async def test_old_logprobs_of_replays(mode: str, old: float | None) -> None:
     scene = with_pool(replay={"old_logprobs": mode})
     outcome = await stepped(scene)
     for ready in outcome.mini_batches:
-        replayed = np.repeat(ready.batch.replayed, ready.batch.response_lengths)
+        replayed = np.repeat(ready.batch.replayed, ready.batch.sampled_lengths)
         assert ready.batch.old_logprobs is not None
         np.testing.assert_array_equal(ready.batch.old_logprobs[~replayed], ready.current_logprobs[~replayed])
         expected = ready.current_logprobs[replayed] if old is None else old

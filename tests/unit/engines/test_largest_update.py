@@ -21,5 +21,5 @@ def test_every_rank_gets_three_micro_batches_as_full_as_the_budget_allows(
     for micro_batches in assignment:
         parts = [sorted(np.diff(batch.offsets)[members].tolist(), reverse=True) for members in micro_batches]
         assert parts == [lengths] * 3
-    assert (batch.response_lengths == np.diff(batch.offsets) - 1).all()
+    assert (batch.sampled_lengths == np.diff(batch.offsets) - 1).all()
     assert not batch.advantages.any()

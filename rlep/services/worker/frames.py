@@ -8,25 +8,12 @@ from __future__ import annotations
 import json
 import os
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 _HEADER = struct.Struct(">cI")
 _MAGIC = b"V"
 HEADER_BYTES = _HEADER.size
 MAX_FRAME = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class GradingJob:
-    """One comparison for a worker."""
-
-    reference: str
-    answer: str
-    prompt: str = ""
-    """The question as text."""
-    columns: str = ""
-    """The row of the question, a JSON object, where a function may ask for its columns; else empty."""
 
 
 class FrameError(ValueError):

@@ -1,0 +1,212 @@
+"""Dialogue of a policy with its environment, in token ids: what a turn calls, and what follows it.
+
+Sampled ids are never encoded again. What follows a turn, its *suffix*, is the difference of two renderings of the chat template,
+
+    question · turn                                the template ends the turn, e.g. <|im_end|>\\n
+    question · turn · observation · next turn      … and writes the observation and what begins the next turn
+
+in which short texts stand for question, turn and observation. It is encoded alone. So an episode is what the template would show
+the model only if that keeps every turn as it was sampled: one that takes the thinking out of earlier turns, or writes another
+beginning before them, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from rlep.core.episodes import Suffix, ToolCall
+from rlep.core.errors import ModelError
+from rlep.core.thinking import MARK, opened
+from rlep.core.tool_calls import answer_of, message_calls, read_tool_calls
+from rlep.core.types import Int32Array, Message
+from rlep.engines.tokenizer import TEMPLATE_FAULTS, Tokenizer
+
+QUESTION, TURN, THOUGHT, OBSERVATION = "rlep-question", "rlep-turn", "rlep-thought", "rlep-observation"
+"""Texts that stand for others in renderings."""
+VERBATIM = ' "rlep"\n<b> &\\ \u00e9 '
+"""An observation that a template which trims or quotes texts would write otherwise."""
+CUT = "\n[cut]"
+"""End of an observation that was too long."""
+SHOWN = 48
+"""Characters of a rendering that an error shows on each side."""
+
+
+class Dialogue:
+    """The policy's and the environment's turns, by the chat template of a tokenizer, whose tools are the environment's."""
+
+    def __init__(self, tokenizer: Tokenizer, *, observation_tokens: int) -> None:
+        """``observation_tokens``: the most that the texts of one observation have together.
+
+        Raises ``ModelError`` where the template cannot write a tool's message, or does not keep earlier turns.
+        """
+        self._tokenizer, self._most = tokenizer, observation_tokens
+        self._role = "tool" if tokenizer.tools else "user"
+        self._pieces: dict[int, tuple[str, ...]] = {}
+        if tokenizer.templated:
+            self._check_kept()
+            self._pieces_of(1)
+
+    def calls(self, turn: Int32Array) -> Sequence[ToolCall]:
+        """The calls of tools in the policy's ``turn`` ``[n]``, in order; outside its thinking.
+
+        Read by the tokenizer's ``response_template``, if it has one, else as ``read_tool_calls`` says.
+        """
+        backend = self._tokenizer.backend
+        if getattr(backend, "response_template", None) is None:
+            return read_tool_calls(answer_of(self._tokenizer.decode(turn), self._opening))
+        try:
+            parsed = backend.parse_response(
+                turn.tolist(), prefix=self._begins, tools=list(self._tokenizer.tools) or None
+            )
+        except TEMPLATE_FAULTS as error:
+            return [ToolCall("", "{}", f"the call of a tool cannot be read: {error}")]
+        return message_calls(parsed) if isinstance(parsed, dict) else []
+
+    def suffix(self, turn: Int32Array, texts: Sequence[str]) -> Suffix:
+        """What follows the policy's ``turn`` ``[n]``: its end where it has none, the observation, the next turn's beginning.
+
+        Special tokens that an observation writes are broken by a space: it is not the template.
+        """
+        cut, shown = 0, [self._broken(text) for text in texts]
+        for place, room in self._rooms(shown).items():
+            shown[place], cut = self._shortened(shown[place], room), cut + 1
+        if not self._tokenizer.templated:
+            return Suffix(np.asarray(self._tokenizer.encode_text("\n".join(shown)), dtype=np.int32), cut)
+        ids = self._tokenizer.encode_text(self._following(shown))
+        return Suffix(np.asarray(ids[self._ended(turn, ids) :], dtype=np.int32), cut)
+
+    @cached_property
+    def _begins(self) -> str:
+        """The question's rendering: a prompt."""
+        return self._tokenizer.render([Message("user", QUESTION)])
+
+    @cached_property
+    def _opening(self) -> str:
+        """The mark of thinking with which every turn begins; empty without."""
+        return opened(self._begins, QUESTION) if self._tokenizer.templated else ""
+
+    def _turn(self, number: int) -> str:
+        """What stands for a sampled turn: it thinks, where the template knows of that and its prompt lets it."""
+        text = f"{TURN}-{number}"
+        if self._opening:
+            return f"{THOUGHT}\n{self._opening[0]}/{self._opening[1:]}\n\n{text}"
+        ends = [mark.group() for mark in MARK.finditer(self._tokenizer.chat_template) if mark.group(1)]
+        closed = MARK.search(self._begins, self._begins.rfind(QUESTION))  # a prompt that says: without thinking
+        if closed or not ends:
+            return text
+        end = ends[0]
+        return f"{end.replace('/', '')}\n{THOUGHT}\n{end}\n\n{text}"
+
+    def _said(self, number: int) -> Message:
+        """A turn as a message: with the thinking that its prompt has opened."""
+        opening = self._begins[self._begins.rfind(self._opening) :] if self._opening else ""
+        return Message("assistant", opening + self._turn(number))
+
+    def _check_kept(self) -> None:
+        """Raise ``ModelError`` where a conversation does not begin as it was when its earlier turns were sampled."""
+        messages, kept = [Message("user", QUESTION)], self._begins
+        for number in (1, 2):
+            kept += self._turn(number)
+            messages += [self._said(number), Message(self._role, f"{OBSERVATION}-{number}")]
+            rendered = self._tokenizer.render(messages)
+            if not rendered.startswith(kept):
+                at = len(_common(rendered, kept))
+                before = max(at - SHOWN, 0)
+                raise ModelError(
+                    f"{self._tokenizer.template_name}: with what follows it, the chat template writes turn {number} of an "
+                    f"episode otherwise than the model was shown and has sampled it: {rendered[before : at + SHOWN]!r} in place "
+                    f"of {kept[before : at + SHOWN]!r}. The model would be trained on conversations that the template never "
+                    "makes; give one that keeps earlier turns as they were, as model.template_file"
+                )
+            kept = rendered
+
+    def _after(self, texts: Sequence[str]) -> str:
+        """What the template writes after a turn and before the next, with these observations between them."""
+        messages = [Message("user", QUESTION), self._said(1), *(Message(self._role, text) for text in texts)]
+        return self._tokenizer.render(messages)[len(self._begins + self._turn(1)) :]
+
+    def _pieces_of(self, count: int) -> tuple[str, ...]:
+        """The texts before, between and after ``count`` observations; none where it does not write them as they are."""
+        if count not in self._pieces:
+            marks = [f"{OBSERVATION}-{number}" for number in range(count)]
+            rest, pieces = self._after(marks), []
+            for mark in marks:
+                piece, found, rest = rest.partition(mark)
+                pieces.append(piece)
+                if not found:
+                    raise ModelError(
+                        f"{self._tokenizer.template_name}: the chat template leaves out messages of the role {self._role}, by "
+                        "which an environment answers; give another as model.template_file"
+                    )
+            joined = _woven([*pieces, rest], [VERBATIM] * count)
+            self._pieces[count] = (*pieces, rest) if joined == self._after([VERBATIM] * count) else ()
+        return self._pieces[count]
+
+    def _following(self, texts: Sequence[str]) -> str:
+        pieces = self._pieces_of(len(texts))
+        return _woven(pieces, texts) if pieces else self._after(texts)
+
+    @cached_property
+    def _end(self) -> list[int]:
+        """Ids with which the template ends a turn, whatever follows."""
+        messages = [Message("user", QUESTION), self._said(1)]
+        rendered, kept = self._tokenizer.render(messages, begins_response=False), self._begins + self._turn(1)
+        if not rendered.startswith(kept):
+            return []
+        return self._tokenizer.encode_text(_common(rendered[len(kept) :], self._after([OBSERVATION])))
+
+    def _ended(self, turn: Int32Array, ids: Sequence[int]) -> int:
+        """The number of ids at the beginning of a suffix that the turn itself has: to the token that ended it."""
+        last = int(turn[-1]) if len(turn) else -1
+        have = self._end.index(last) + 1 if last in self._end else 0
+        return have if list(ids[:have]) == self._end[:have] else 0
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        texts = sorted((text for text in self._tokenizer.special.values() if len(text) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    def _broken(self, text: str) -> str:
+        return text if self._special is None else self._special.sub(lambda found: _spaced(found.group()), text)
+
+    def _rooms(self, texts: Sequence[str]) -> dict[int, int]:
+        """Place → tokens that it may have, for each text that is too long: the short ones leave theirs to the others."""
+        if sum(len(text.encode("utf-8", "replace")) for text in texts) <= self._most:  # a token has a byte at least
+            return {}
+        sizes = [len(self._tokenizer.encode_text(text)) for text in texts]
+        left, rooms = self._most, {}
+        for rank, place in enumerate(sorted(range(len(texts)), key=sizes.__getitem__)):
+            room = left // (len(texts) - rank)
+            if sizes[place] > room:
+                rooms[place] = room
+            left -= min(sizes[place], room)
+        return rooms
+
+    def _shortened(self, text: str, room: int) -> str:
+        """The beginning of a text, and ``CUT``, in at most ``room`` tokens; ``CUT`` alone where there is no more room."""
+        ids, keep = self._tokenizer.encode_text(text), room
+        while keep > 0:
+            kept = self._tokenizer.decode(np.asarray(ids[:keep], dtype=np.int32)).rstrip("\ufffd")
+            over = len(self._tokenizer.encode_text(kept + CUT)) - room
+            if over <= 0:
+                return kept + CUT
+            keep -= over
+        return CUT.strip()
+
+
+def _common(one: str, other: str) -> str:
+    """What two texts begin with alike."""
+    alike = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return one[: min(len(one), len(other)) if alike is None else alike]
+
+
+def _spaced(token: str) -> str:
+    return f"{token[0]} {token[1:]}"
+
+
+def _woven(pieces: Sequence[str], texts: Sequence[str]) -> str:
+    return "".join(part for pair in zip(pieces, texts, strict=False) for part in pair) + pieces[-1]

@@ -1,0 +1,29 @@
+"""The words in which a user is told of an exception in code of their own."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+from rlep.services.worker.host import MAX_REASON
+
+_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+"""A traceback is shown from below the last frame in these."""
+_REFUSED = ("[Errno 1] Operation not permitted", "can't start new thread")
+"""Words by which Python says that the limits of a worker refused a call."""
+_MAX_FRAMES = 8
+"""Innermost frames of a traceback that are shown."""
+
+
+def failure_of(error: BaseException, section: str) -> str:
+    """``Kind: message``, and a traceback of the user's own frames; ``section``: of the key that allows the network."""
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [index for index, frame in enumerate(stack) if frame.filename.startswith(_OWN_FILES)]
+    frames_below = stack[own[-1] + 1 :] if own else stack
+    said = f"{type(error).__name__}: {error}"[:MAX_REASON]
+    if any(words in said for words in _REFUSED):
+        said += f" (functions start no processes; the network and threads need {section}.network = true)"
+    if not frames_below:
+        return said
+    below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
+    return f"{said}\nTraceback (most recent call last):\n{below}".rstrip()
