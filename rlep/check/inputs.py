@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
+from rlep.check.environment_starts import check_same_rows, environment_digest, tools_of
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.prompts_shown import read_prompts
 from rlep.config.schema import Config, ModelConfig
 from rlep.core.errors import ModelError, RlepError
 from rlep.core.types import Prompt
 from rlep.data.prompts import PromptSet
+from rlep.engines.dialogue import Dialogue
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
+from rlep.hub.client import Phase
 from rlep.hub.resolve import model_directory
 from rlep.plan.model_shape import ModelShape, read_shape
 
@@ -36,6 +39,10 @@ class Inputs:
     evaluation: PromptSet | None
     teacher_digest: str = ""
     """Of ``loss.teacher``; empty without."""
+    environment_digest: str = ""
+    """Of ``environment.factory``; empty without."""
+    dialogue: Dialogue | None = None
+    """Turns of its episodes in token ids; None without."""
 
     @property
     def held_out(self) -> tuple[Prompt, ...]:
@@ -49,9 +56,14 @@ class Subject:
     The first look at something that cannot be read raises its error; every later one raises ``CheckSkipped``.
     """
 
-    def __init__(self, config: Config, command: Command = "train", *, weights: bool = True) -> None:
-        """``command`` decides what is read and which roles there are; without ``weights`` a model of the hub is its texts."""
-        self.config, self._weights = config, weights
+    def __init__(
+        self, config: Config, command: Command = "train", *, weights: bool = True, phase: Phase | None = None
+    ) -> None:
+        """``command`` decides what is read and which roles there are; without ``weights`` a model of the hub is its texts.
+
+        ``phase`` shows what takes long.
+        """
+        self.config, self._weights, self._phase = config, weights, phase
         self.command: Command = command
         self._values: dict[str, object] = {}
 
@@ -73,8 +85,20 @@ class Subject:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._once("the tokenizer", lambda: load_tokenizer(self.model, self.config.model))
+        """The model's tokenizer, whose prompts offer the environment's tools."""
+        plain = self._once("the tokenizer", lambda: load_tokenizer(self.model, self.config.model))
+        environment = self.config.environment
+        if not environment.factory:
+            return plain
+        return self._once("environment.factory", lambda: plain.with_tools(tools_of(environment)))
+
+    @property
+    def dialogue(self) -> Dialogue | None:
+        """Turns of the policy and its environment in token ids; None where there is no environment."""
+        most = self.config.environment.observation_tokens
+        if not self.config.environment.factory:
+            return None
+        return self._once("turns of episodes", lambda: Dialogue(self.tokenizer, observation_tokens=most))
 
     @property
     def shape(self) -> ModelShape | None:
@@ -98,7 +122,10 @@ class Subject:
         """Return what a command needs. Raises ``ModelError`` or ``DataError`` saying what to fix."""
         rows, digest = vocabulary_size(self.model), fingerprint(self.model)
         taught = fingerprint(self.teacher) if self.teacher is not None else ""
-        return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation, taught)
+        digest_of = environment_digest(self.config.environment)
+        if digest_of and self.train is not None and self.evaluation is not None:
+            check_same_rows(self.train.prompts, self.evaluation.prompts)
+        return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation, taught, digest_of, self.dialogue)
 
     def _directory(self, teacher: ModelConfig) -> Path:
         path = model_directory(teacher, weights=self._weights)
@@ -113,7 +140,7 @@ class Subject:
             return None
 
     def _prompts(self, files: Sequence[Path], *, training: bool) -> PromptSet:
-        return read_prompts(self.config, files, self.tokenizer, training=training)
+        return read_prompts(self.config, files, self.tokenizer, training=training, phase=self._phase)
 
     def _once(self, what: str, read: Callable[[], T]) -> T:
         if what not in self._values:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rlep.check.environment_starts import told_texts, tool_names
 from rlep.config.schema import Config
-from rlep.core.plural import counted
+from rlep.core.plural import counted, named
 from rlep.data.prompt_rows import Wanted
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
 from rlep.driver.crashes import is_function
 from rlep.engines.tokenizer import Tokenizer
+from rlep.hub.client import Phase
 
 
 def wanted_of(config: Config, *, training: bool = False, candidates: bool = False, columns: bool = False) -> Wanted:
@@ -20,14 +23,22 @@ def wanted_of(config: Config, *, training: bool = False, candidates: bool = Fals
     return Wanted(candidates, columns, question=config.data.question, answer=config.data.answer, strict=training)
 
 
-def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer, *, training: bool) -> PromptSet:
-    """The questions of ``paths`` as the model is shown them, and what each opens. Raises ``DataError``."""
+def read_prompts(
+    config: Config, paths: Sequence[Path], tokenizer: Tokenizer, *, training: bool, phase: Phase | None = None
+) -> PromptSet:
+    """The questions of ``paths`` as the model is shown them, and what each opens; with what their environments tell of them.
+
+    ``phase`` shows how many environments have begun. Raises ``DataError``.
+    """
+    environment = config.environment
+    asks = bool(environment.factory) or is_function(config.verifier.profile)
     found = load_prompts(
         paths,
         encode=tokenizer.encode_prompt,
         max_tokens=config.data.max_prompt_tokens,
         max_bad_rows=config.data.max_bad_rows,
-        wanted=wanted_of(config, training=training, columns=is_function(config.verifier.profile)),
+        wanted=wanted_of(config, training=training, columns=asks),
+        tell=(lambda rows: told_texts(environment, rows, phase)) if environment.factory else None,
     )
     opening = [tokenizer.opening(prompt.tokens, prompt.question) for prompt in found.prompts]
     prompts = tuple(replace(one, opening=mark) for one, mark in zip(found.prompts, opening, strict=True))
@@ -63,6 +74,11 @@ def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], answer
         lines.append(
             f"prompts end in {answer_after}, and verifier.answer_after asks it of each response: one that does not write it "
             "again has no answer; leave verifier.answer_after out"
+        )
+    if tokenizer.tools and not (tokenizer.templated and re.search(r"\btools\b", tokenizer.chat_template)):
+        lines.append(
+            "the model is told of no tools: its chat template does not write them, so that the questions have to name "
+            f"{named(tool_names(tokenizer.tools))}"
         )
     if tokenizer.appends_eos:
         lines.append("the tokenizer ends texts in its EOS: prompts are given without it")

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from rlep.config.roles import WorkerRoleConfig
-from rlep.config.section import Positive, Seconds, assigned
+from rlep.config.section import Positive, Seconds, assigned, clashes, option
 from rlep.core.errors import ConfigError
 
 
 class EnvironmentConfig(WorkerRoleConfig):
     """Environment actors; each supervises killable worker processes, and each of those has many episodes."""
 
-    factory: str | None = Field(None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    factory: str | None = option(
+        None,
+        excludes=[
+            clashes(
+                "replay.group",
+                "prefix",
+                because="no response can go on from the beginning of a stored episode without its environment; choose another",
+            ),
+            clashes(
+                "rollout.partial",
+                "abort",
+                because="an episode keeps the turns that are complete, so that it has tokens of several versions anyway; "
+                'choose "keep"',
+            ),
+        ],
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+    )
     """Class of the environment, ``module:Class``, e.g. ``rlep.environments.calculator:Calculator``: one object for each response,
     which is then an episode of several turns; see ``docs/reference/environments.md``. None: no response has one."""
     turns: Positive = 8

@@ -98,7 +98,7 @@ class Prompt:
     """A question with its reference answer, ready to be sampled from."""
 
     id: str
-    """``prompt_id_of(question, reference)``."""
+    """``prompt_id_of(question, reference)``, of the question as the data have it."""
     question: str
     """The text shown to the model, before the chat template."""
     reference: str
@@ -110,7 +110,9 @@ class Prompt:
     opening: str = ""
     """The mark with which the prompt itself opens the response's thinking, e.g. ``<think>``: graded text begins with it."""
     columns: str = ""
-    """Its row in the data, a JSON object, where the verifier is a function that may ask for it."""
+    """Its row in the data, a JSON object, where the verifier is a function, or the environment, that may ask for it."""
+    told: str = ""
+    """The text with which its environment begins, at the end of ``question``; ``id`` is that of the question without it."""
     given: int = 0
     """The last so many of ``tokens`` are the beginning of a stored response, which its responses go on from."""
 

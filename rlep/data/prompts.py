@@ -23,6 +23,8 @@ from rlep.data.prompt_rows import PLAIN, PromptRow, Wanted
 
 Encode = Callable[[Sequence[Message]], Int32Array]
 """Chat messages to the token ids the model is shown, ``[prompt_length]``."""
+Tell = Callable[[Sequence[tuple[str, PromptRow]]], Sequence[str]]
+"""Prompt ids and rows to the text with which the environment of each begins; raises ``DataError`` where one does not."""
 
 MAX_QUESTION_CHARACTERS = 1 << 20
 """A longer question counts as too long without being tokenised."""
@@ -87,10 +89,10 @@ class PromptSet:
 
     @cached_property
     def digest(self) -> str:
-        """Hash (32 hex digits) over the prompt ids, and columns, in order: a resumed run refuses another dataset by it."""
+        """Hash (32 hex digits) over prompt ids, columns and what is told, in order: a resumed run refuses others by it."""
         digest = hashlib.blake2b(digest_size=16, person=b"rlep.dataset")
         for prompt in self.prompts:
-            digest.update(prompt.id.encode() + prompt.columns.encode())
+            digest.update(prompt.id.encode() + prompt.columns.encode() + prompt.told.encode())
         return digest.hexdigest()
 
     def __len__(self) -> int:
@@ -98,7 +100,13 @@ class PromptSet:
 
 
 def load_prompts(
-    paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_bad_rows: float = 0.05, wanted: Wanted = PLAIN
+    paths: Sequence[Path],
+    *,
+    encode: Encode,
+    max_tokens: int,
+    max_bad_rows: float = 0.05,
+    wanted: Wanted = PLAIN,
+    tell: Tell | None = None,
 ) -> PromptSet:
     """The questions of verl-style or plain Parquet and JSONL files, merged by content hash.
 
@@ -108,18 +116,20 @@ def load_prompts(
         max_tokens: prompts with more tokens are left out and counted.
         max_bad_rows: share of a file's rows, 0…1, that may be without a usable question or reference.
         wanted: parts of a question's first row beside question and reference, and the names of their columns.
+        tell: gives the end of each distinct question; called once per file with such rows.
 
     Raises:
         DataError: a file or row that cannot be read (see ``read_rows``), a file with a larger share of bad rows
             (the message names the first ten), or no question is left.
     """
-    intake, ends = _Intake(encode, max_tokens), [0]
+    intake, ends = _Intake(encode, max_tokens, tell), [0]
     for path in paths:
         bad = _BadRows(path)
         for row in read_rows(path, wanted):
             bad.see(row)
             intake.add(row)
         bad.check(max_bad_rows)
+        intake.tell()
         intake.bad_rows += bad.lines()
         ends.append(len(intake.prompts))
     report = replace(intake.report(), sizes=tuple(end - begin for begin, end in pairwise(ends)))
@@ -160,13 +170,15 @@ class _BadRows:
 class _Intake:
     """Takes rows one by one; holds only what is kept, however often a row is repeated."""
 
-    def __init__(self, encode: Encode, max_tokens: int) -> None:
+    def __init__(self, encode: Encode, max_tokens: int, tell: Tell | None) -> None:
         self.prompts: list[Prompt] = []
         self.rows = self.duplicates = self.empty = self.no_reference = self.too_long = 0
         self.shortest_refused = 0
         self.bad_rows: list[str] = []
         self._encode = encode
         self._max_tokens = max_tokens
+        self._tell = tell
+        self._untold: list[tuple[str, PromptRow]] = []
         self._texts: set[tuple[str, str]] = set()
         self._ids: set[str] = set()
         self._references: dict[str, str] = {}
@@ -197,12 +209,29 @@ class _Intake:
         if len(question) > MAX_QUESTION_CHARACTERS:
             self.too_long += 1
             return
-        tokens = self._encode(row.messages)
+        if self._tell is None:
+            self._keep(prompt_id, row, "")
+        else:
+            self._untold.append((prompt_id, row))
+
+    def tell(self) -> None:
+        """Keep the rows so far, with the texts that their environments begin with."""
+        rows, self._untold = self._untold, []
+        told = self._tell(rows) if self._tell is not None and rows else ()
+        for (prompt_id, row), text in zip(rows, told, strict=True):
+            self._keep(prompt_id, row, text)
+
+    def _keep(self, prompt_id: str, row: PromptRow, told: str) -> None:
+        *before, last = row.messages
+        tokens = self._encode((*before, replace(last, content=last.content + told)) if told else row.messages)
         if len(tokens) > self._max_tokens:
             self.too_long += 1
             self.shortest_refused = min(self.shortest_refused or len(tokens), len(tokens))
             return
-        self.prompts.append(Prompt(prompt_id, question, row.reference, tokens, row.data_source, columns=row.columns))
+        question = row.question + told
+        self.prompts.append(
+            Prompt(prompt_id, question, row.reference, tokens, row.data_source, columns=row.columns, told=told)
+        )
 
     def report(self) -> PromptReport:
         return PromptReport(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from rlep.config.roles import FUNCTIONS
+from rlep.config.schema import Config
 from rlep.core.errors import VerifierError
 from rlep.core.plural import counted
 from rlep.core.scores import OutOfRange
@@ -14,6 +15,8 @@ from rlep.driver.ports import Verifiers
 
 LEAST_QUESTIONS = 2
 """A function may fail on every response to one question, whose reference it cannot read."""
+
+ENVIRONMENT = "environment.factory = "
 
 Report = Callable[[Prompt, Verdict], None]
 
@@ -36,9 +39,14 @@ class ReportedCrashes:
         return verdicts
 
 
+def judge_of(config: Config) -> str:
+    """Name who decides on a run's responses: their environment, else the verifier's profile."""
+    return f"{ENVIRONMENT}{config.environment.factory}" if config.environment.factory else config.verifier.profile
+
+
 def is_function(profile: str) -> bool:
-    """Tell whether a profile is the user's own function, or a judge."""
-    return profile.startswith(FUNCTIONS)
+    """Tell whether a profile is the user's own function, a judge, or the name of an environment."""
+    return profile.startswith((*FUNCTIONS, ENVIRONMENT))
 
 
 def check_decided(profile: str, questions: int, verdicts: Sequence[Verdict]) -> None:

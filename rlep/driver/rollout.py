@@ -13,7 +13,7 @@ from rlep.core.seeds import seed_for
 from rlep.core.types import Completion, Prompt, Provenance, Request, Sampling, Trajectory, Verdict
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
-from rlep.driver.crashes import check_decided
+from rlep.driver.crashes import check_decided, judge_of
 from rlep.driver.ports import Progress, RolloutBars, Verified
 from rlep.driver.tasks import Produced, together
 
@@ -86,7 +86,7 @@ def verify_rollout(
 ) -> Produced[tuple[Prompt, list[Trajectory]]]:
     """Yield (prompt, its verified trajectories in sample order): graded when its last response arrives, others meanwhile.
 
-    Runs from now on; the caller closes it. Ends with VerifierError where the user's function decided on no response.
+    Runs from now on; the caller closes it. Ends with VerifierError where the user's function or environment decided on none.
     """
     by_id = {prompt.id: prompt for prompt in prompts}
     missing = Counter(request.prompt_id for request in requests)
@@ -117,7 +117,7 @@ def verify_rollout(
                 await asyncio.gather(*grading)
         if arrived:
             raise RuntimeError(f"the rollout ended with {len(arrived)} of {len(by_id)} prompts incomplete")
-        check_decided(run.config.verifier.profile, len(by_id), found)
+        check_decided(judge_of(run.config), len(by_id), found)
 
     return Produced(produce)
 

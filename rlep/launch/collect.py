@@ -24,12 +24,13 @@ from rlep.launch.command import (
 from rlep.launch.event_loop import run_async
 from rlep.launch.roles import run_actors
 from rlep.launch.watch import Watch
+from rlep.launch.wings import episodes
 
 
 def collect(config: Config, progress: CommandProgress) -> Collected:
     """Sample every question; fill the pool."""
     config = resolve_names(config, "collect", progress)
-    subject = Subject(config, "collect")
+    subject = Subject(config, "collect", phase=progress.phase)
     inputs = check_inputs(subject, progress.note)
     with open_run(config, inputs, "collect", progress) as store:
         if done := collected_before(store.path, train_set(inputs).prompts):
@@ -48,12 +49,13 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
     progress.note(starting_text(config, learns=False))
     async with run_actors(config, actor_report(store)) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
+        players = episodes(config, inputs, generators, actors.environments())
         pool = actors.pool(inputs, read_only=False)
         failures = actors.failures(inputs, read_only=False) if config.collection.failed else None
         actors.control(Watch(None, progress.phases, actors.cluster.timeline).progress)
         await wait_for_roles(actors, progress)
         store.begin()
-        run = run_of(config, inputs, generators, report_crashes(config, verifiers, progress, store), progress)
+        run = run_of(config, inputs, players, report_crashes(config, verifiers, progress, store), progress)
         return await Collector(run, pool, store, train_set(inputs).prompts, failures).run()
 
 

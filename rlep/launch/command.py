@@ -18,9 +18,10 @@ from rlep.core.plural import counted
 from rlep.core.types import Prompt, Verdict
 from rlep.data.prompts import PromptSet
 from rlep.driver.context import Roles, Run
-from rlep.driver.crashes import ReportedCrashes, is_function
+from rlep.driver.crashes import ReportedCrashes, is_function, judge_of
 from rlep.driver.ports import Generators, Progress, Verifiers
 from rlep.driver.run_directory import Facts, RunDirectory, refuse_other_run
+from rlep.driver.wings.episodes import EpisodeVerifiers
 from rlep.hub.resolve import resolve
 from rlep.launch.roles import RunActors
 from rlep.metrics.catalogue import Tracker
@@ -123,6 +124,7 @@ def run_of(config: Config, inputs: Inputs, generators: Generators, verifiers: Ve
         generator_dtype=config.generator.compute_dtype,
         vocabulary=inputs.vocabulary,
         template_digest=inputs.tokenizer.template_digest,
+        environment_digest=inputs.environment_digest,
     )
 
 
@@ -136,10 +138,14 @@ def starting_text(config: Config, *, learns: bool) -> str:
 def report_crashes(
     config: Config, verifiers: Verifiers, progress: Progress, store: RunDirectory | None = None
 ) -> Verifiers:
-    """Wrap ``verifiers``: the first crash of each kind of the user's function is noted, and logged where there is a directory."""
+    """Wrap ``verifiers``: what an environment has judged stays, and the first crash of each kind of either is noted.
+
+    It is logged where there is a directory.
+    """
 
     def report(prompt: Prompt, verdict: Verdict) -> None:
-        what = f"{config.verifier.profile} crashed on a response to the question {prompt.id}"
+        who = judge_of(config) if verdict.verifier.startswith("environment") else config.verifier.profile
+        what = f"{who} crashed on a response to the question {prompt.id}"
         error, _, traceback = verdict.reason.partition("\n")
         if store is None:
             progress.note(f"{what}: {verdict.reason}")
@@ -148,4 +154,5 @@ def report_crashes(
         store.events.log("grading_failed", prompt_id=prompt.id, error=error, log=str(log))
         progress.note(f"{what}: {error}. Log: {log}")
 
-    return ReportedCrashes(verifiers, report) if is_function(config.verifier.profile) else verifiers
+    graders = EpisodeVerifiers(verifiers) if config.environment.factory else verifiers
+    return ReportedCrashes(graders, report) if is_function(judge_of(config)) else graders

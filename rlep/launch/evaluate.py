@@ -28,6 +28,7 @@ from rlep.launch.command import (
 )
 from rlep.launch.event_loop import run_async
 from rlep.launch.roles import run_actors
+from rlep.launch.wings import episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def evaluate(
         "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
     }
     config = resolve(config.model_copy(update=sections), progress.note, phase=progress.phase)
-    subject = Subject(config, "evaluate")
+    subject = Subject(config, "evaluate", phase=progress.phase)
     inputs = check_inputs(subject, progress.note)
     check_start(subject, progress.note)
     made = MadeDirectory(out)
@@ -116,6 +117,7 @@ async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -
     progress.note(starting_text(config, learns=False))
     async with run_actors(config) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
+        players = episodes(config, inputs, generators, actors.environments())
         await wait_for_roles(actors, progress)
-        run = run_of(config, inputs, generators, report_crashes(config, verifiers, progress), progress)
+        run = run_of(config, inputs, players, report_crashes(config, verifiers, progress), progress)
         return await evaluate_policy(run, inputs.held_out, config.evaluation.samples)

@@ -35,6 +35,7 @@ from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.sampler.setup import PROBES
 from rlep.hub.resolve import model_directory
+from rlep.services.environment.local import LocalEnvironments
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED
 
@@ -106,6 +107,19 @@ class RunActors:
         role = VerifierPool(self.cluster, self.config.verifier)
         self._begin(role.close, role.start())
         self._elastic["verifiers"] = role
+        return role
+
+    def environments(self) -> ports.Environments | None:
+        """Start the environments of episodes, in processes of this machine; None where there are none."""
+        if not self.config.environment.factory:
+            return None
+        # An episode may wait for its generator as long as its rollout lasts.
+        role = LocalEnvironments(self.config.environment, idle_s=self.config.rollout.deadline_s)
+
+        async def close() -> None:
+            role.close()
+
+        self._begin(close, role.start())
         return role
 
     def learners(self) -> Learners:
@@ -183,7 +197,7 @@ class RunActors:
         )
 
     def ports(
-        self, generators: GeneratorPool, learners: Learners, weights: WeightPublisher
+        self, generators: ports.Generators, learners: Learners, weights: WeightPublisher
     ) -> tuple[ports.Generators, ports.Learner, ports.Weights]:
         """Return these as a training run is given them: with time-sharing where they share devices."""
         if self._shared is None:

@@ -33,7 +33,7 @@ from rlep.launch.command import (
 from rlep.launch.event_loop import run_async
 from rlep.launch.roles import run_actors
 from rlep.launch.watch import Watch
-from rlep.launch.wings import choose_step, rollouts
+from rlep.launch.wings import choose_step, episode_metrics, episodes, rollouts
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
 
 
@@ -43,7 +43,7 @@ def train(config: Config, progress: CommandProgress, *, supervised: bool = False
         check_supervised(config)
     command: Command = "sft" if supervised else "train"
     config = resolve_names(config, command, progress)
-    subject = Subject(config, command)
+    subject = Subject(config, command, phase=progress.phase)
     inputs = check_inputs(subject, progress.note)
     with open_run(config, inputs, subject.command, progress) as store:
         if done := store.checkpoints.complete(config.run.steps):
@@ -84,12 +84,15 @@ async def _train(
         RolloutFiles(config, inputs.tokenizer.decode, store.events) as files,
     ):
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
+        environments = actors.environments()
         pool = actors.pool(inputs, read_only=True) if replay.count and replay.source != "live" else None
         own = actors.live(inputs) if replay.source != "offline" else None
         failures = actors.failures(inputs, read_only=True) if replay.failed else None
         watch = Watch(config.run.steps, progress.phases, actors.cluster.timeline, shown=progress.step)
         watch.constant = {"weights/logprob_tolerance": LOGPROB_TOLERANCE[config.generator.compute_dtype]}
-        watch.roles, watch.measure = actors.control(watch.progress).roles, generators.cache_metrics
+        players = episodes(config, inputs, generators, environments)
+        watch.roles = actors.control(watch.progress).roles
+        watch.measure = lambda: generators.cache_metrics() | episode_metrics(players)
         await wait_for_roles(actors, progress)
         digest = "" if pool is None else await _open_pool(config, pool, prompts, store, progress)
         if failures is not None:
@@ -97,9 +100,7 @@ async def _train(
         store.begin()
 
         live = LiveReplay(config, own, config.run.directory, pool) if own is not None else None
-        writers, trained, weights = actors.ports(
-            generators, learner, actors.weights(learner, generators, prompts.prompts)
-        )
+        writers, trained, weights = actors.ports(players, learner, actors.weights(learner, generators, prompts.prompts))
         run = run_of(config, inputs, writers, report_crashes(config, verifiers, progress, store), progress)
         return await Training(
             run,

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
+from rlep.check.inputs import Inputs
 from rlep.config.schema import Config
 from rlep.data.prompts import PromptSet, order_of
 from rlep.driver.context import Run
 from rlep.driver.evaluate import Decode
-from rlep.driver.ports import Rollouts
+from rlep.driver.ports import Environments, Generators, Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import GroupsOf, mix_groups, run_step
 from rlep.driver.train import MakeStep
+from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart
 from rlep.driver.wings.prefetch import PrefetchedRollouts
 from rlep.driver.wings.prefixed import prefixed_groups
 from rlep.driver.wings.refill import refill
 from rlep.driver.wings.replacing import replace_groups
 from rlep.driver.wings.streamed import stream_step
+from rlep.metrics.catalogue import MetricValue
 
 
 def choose_step(config: Config, decode: Decode) -> MakeStep:
@@ -28,6 +31,15 @@ def choose_step(config: Config, decode: Decode) -> MakeStep:
     return partial(run_step, groups_of=refill(groups_of) if config.rollout.dynamic_sampling else groups_of)
 
 
+def episodes(config: Config, inputs: Inputs, generators: Generators, environments: Environments | None) -> Generators:
+    """Return generators that play each response as an episode of a prompt of ``inputs``; these where there is no environment."""
+    if environments is None or inputs.dialogue is None:
+        return generators
+    prompts = (*(inputs.train.prompts if inputs.train is not None else ()), *inputs.held_out)
+    starts = {prompt.id: EpisodeStart(prompt.columns, prompt.told) for prompt in reversed(prompts)}
+    return EpisodeGenerators(generators, environments, inputs.dialogue, starts=starts, turns=config.environment.turns)
+
+
 def rollouts(run: Run, train: PromptSet) -> Rollouts:
     """Return on-policy rollouts, or with ``rollout.max_staleness`` prefetched ones of the steps over ``train``."""
     config, plain = run.config, OnPolicyRollouts(run)
@@ -35,3 +47,8 @@ def rollouts(run: Run, train: PromptSet) -> Rollouts:
         return plain
     order = order_of(config, train.report)
     return PrefetchedRollouts(plain, config, lambda step: [train.prompts[index] for index in order.step(step)])
+
+
+def episode_metrics(generators: Generators) -> dict[str, MetricValue]:
+    """Return what generators have to tell of the episodes of a step; nothing where they play none."""
+    return generators.metrics() if isinstance(generators, EpisodeGenerators) else {}

@@ -150,12 +150,12 @@ class EpisodeGenerators:
         environments: Environments,
         dialogue: Turns,
         *,
-        rows: Mapping[str, EpisodeStart],
+        starts: Mapping[str, EpisodeStart],
         turns: int,
     ) -> None:
-        """``rows``: by prompt id, of every prompt that is asked. ``turns``: the most of an episode."""
+        """``starts``: by prompt id, of every prompt that is asked. ``turns``: the most of an episode."""
         self.inner, self.environments, self.dialogue, self.turns = inner, environments, dialogue, turns
-        self._rows = rows
+        self._starts = starts
         self._counts: dict[str, Counter[str]] = {}
 
     @property
@@ -190,9 +190,9 @@ class EpisodeGenerators:
             "episode/failed": counts["failed"],
         }
 
-    def row(self, prompt_id: str) -> EpisodeStart:
+    def start(self, prompt_id: str) -> EpisodeStart:
         """Return what the episodes of a prompt begin with."""
-        return self._rows[prompt_id]
+        return self._starts[prompt_id]
 
     def count(self, episode: _Episode) -> None:
         """Count an episode that has ended, with those of its kind: its request is named ``train/…``, ``evaluate/…``."""
@@ -289,11 +289,11 @@ class _Play:
 
     async def _begin(self, episode: _Episode) -> None:
         prompt_id = episode.request.prompt_id
-        row = self._owner.row(prompt_id)
-        begun = await self._owner.environments.begin(episode.request.id, row.columns, seed=reset_seed(prompt_id))
+        start = self._owner.start(prompt_id)
+        begun = await self._owner.environments.begin(episode.request.id, start.columns, seed=reset_seed(prompt_id))
         if begun.status not in ("open", "ended"):
             episode.failed = begun
-        elif "".join(begun.texts) != row.text:
+        elif "".join(begun.texts) != start.text:
             episode.failed = Observation(status="crashed", reason=DRIFTED)
 
     async def _act(self, episode: _Episode) -> Suffix | None:

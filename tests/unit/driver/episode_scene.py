@@ -132,7 +132,7 @@ def request_of(sample: int = 0, *, prompt: Prompt = PROMPT, label: str = "train/
 def episodes_of(talker: Talker, environments: FakeEnvironments, *, turns: int = 5, text: str = "") -> EpisodeGenerators:
     """Episodes on fakes."""
     rows = {name: EpisodeStart(row.columns, text) for name, row in ROWS.items()}
-    return EpisodeGenerators(talker, environments, FakeDialogue(), rows=rows, turns=turns)
+    return EpisodeGenerators(talker, environments, FakeDialogue(), starts=rows, turns=turns)
 
 
 async def play(
