@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rlep.config.settings import load_config
 from rlep.core.seeds import generator_for
+from rlep.core.types import Message
+from rlep.engines.dialogue import Dialogue
+from rlep.engines.tokenizer import load_tokenizer
 from rlep.quickstart.base_model import BATCH
-from rlep.quickstart.toy_tokenizer import build_tokenizer
+from rlep.quickstart.toy_tokenizer import EOS, SEP, build_tokenizer
 from studies.tasks.guess import (
     CONTEXT,
     HELD_OUT,
+    HIGHER,
+    LOWER,
+    NONE,
     TEMPLATE,
     TRAIN,
     TURNS,
@@ -22,6 +31,8 @@ from studies.tasks.guess import (
     texts,
     transcript,
 )
+
+ROOT = Path(__file__).parents[3]
 
 
 def guesses_of(response: str) -> list[int]:
@@ -85,20 +96,14 @@ def test_each_range_of_the_data_sets_has_eight_numbers_and_is_in_one_of_them() -
     assert not {*ranges[:TRAIN]} & {*ranges[TRAIN:]}
 
 
-def test_what_follows_a_turn_is_the_answer_and_a_mark_whatever_was_said_before() -> None:
-    tokenizer = build_tokenizer(CONTEXT, VOCABULARY)
-    tokenizer.chat_template = TEMPLATE
-    said = [("user", "23-81"), ("assistant", "52"), ("user", "Higher."), ("assistant", "60"), ("user", "Lower.")]
-    messages = [{"role": role, "content": content} for role, content in said]
-    shown = [
-        tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=True)
-        for count in (1, 3, 5)
-    ]
-    assert shown == [
-        "23-81<sep>",
-        "23-81<sep>52<eos>Higher.<sep>",
-        "23-81<sep>52<eos>Higher.<sep>60<eos>Lower.<sep>",
-    ]
-    assert tokenizer.apply_chat_template(
-        messages[:1], add_generation_prompt=True, return_dict=False
-    ) == tokenizer.encode("23-81")
+def test_what_follows_a_turn_is_the_answer_and_a_mark() -> None:
+    model = load_config([ROOT / "studies" / "tasks" / "guess.toml"]).model
+    base = load_tokenizer(ROOT / model.path, model)
+    assert base.chat_template == TEMPLATE
+    said = base.backend.encode("23-81", add_special_tokens=False)
+    assert base.encode_prompt([Message("user", "23-81")]).tolist() == [*said, SEP]
+    dialogue = Dialogue(base, observation_tokens=1)
+    turn = np.asarray([VOCABULARY.index("5"), VOCABULARY.index("2"), EOS], dtype=np.int32)
+    for answer in (HIGHER, LOWER, NONE):
+        assert dialogue.suffix(turn, [answer]).tokens.tolist() == [VOCABULARY.index(answer), SEP]
+        assert not dialogue.suffix(turn, [answer]).cut
