@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from rlep.check.environment_starts import tool_names
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
 from rlep.check.prompts_shown import prompt_notes, unknown_text
@@ -81,6 +82,16 @@ def teacher(subject: Subject) -> Iterator[Finding]:
             "knows them all"
         )
     yield Finding("teacher", "ok", model_text(taught))
+
+
+def environment(subject: Subject) -> Iterator[Finding]:
+    """Check that the environment of episodes can be used, and that the chat template keeps their turns."""
+    config = subject.config.environment
+    if config.factory is None or subject.dialogue is None:
+        return
+    names = tool_names(subject.tokenizer.tools)
+    acts = f"tools {named(names)}" if names else "step"
+    yield Finding("environment", "ok", f"{config.factory} with {acts}: at most {counted(config.turns, 'turn')}")
 
 
 def training_data(subject: Subject) -> Iterator[Finding]:

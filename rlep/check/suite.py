@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from rlep.check.data_checks import evaluation_data, input_notes, model, options, teacher, training_data, verifier
+from rlep.check.data_checks import (
+    environment,
+    evaluation_data,
+    input_notes,
+    model,
+    options,
+    teacher,
+    training_data,
+    verifier,
+)
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.fit_checks import FIT
 from rlep.check.inputs import Inputs, Look, Subject
@@ -20,7 +29,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import RlepError
 from rlep.hub.resolve import resolve
 
-DATA: tuple[Look, ...] = (options, model, teacher, training_data, evaluation_data, verifier)
+DATA: tuple[Look, ...] = (options, model, teacher, environment, training_data, evaluation_data, verifier)
 BEFORE_ACTORS: tuple[Look, ...] = (pool, *MACHINE, *FIT)
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlep.check.data_checks import environment
 from rlep.check.environment_starts import environment_digest, told_texts, tools_of
 from rlep.check.inputs import Subject
 from rlep.check.prompts_shown import prompt_notes
 from rlep.config.environment import EnvironmentConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
-from rlep.core.errors import ConfigError, DataError
+from rlep.core.errors import ConfigError, DataError, ModelError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.driver.rollout import requests_for
 from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart
@@ -150,6 +151,18 @@ def test_a_calculators_answer_is_used_and_a_bad_call_is_told(tmp_path: Path) -> 
     assert prompt_notes(subject.tokenizer, (), None) == [
         "the model is told of no tools: its chat template does not write them, so that the questions have to name evaluate"
     ]
+
+
+def test_a_check_says_how_its_policy_acts(tmp_path: Path) -> None:
+    for name, factory, template, acts in (
+        ("game", GUESS, CHATML, "step: at most 8 turns"),
+        ("tool", CALCULATOR, QWEN, "tools evaluate: at most 8 turns"),
+    ):
+        subject = Subject(config_of(tmp_path / name, factory, template))
+        assert [(one.level, one.detail) for one in environment(subject)] == [("ok", f"{factory} with {acts}")]
+    assert not list(environment(Subject(Config())))
+    with pytest.raises(ModelError, match="writes turn 1 of an episode otherwise"):
+        list(environment(Subject(config_of(tmp_path / "forgets", GUESS, QWEN))))
 
 
 def test_tools_are_written_by_a_template_that_knows_of_them(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Questions from files: what is merged, left out, refused, and how it is counted."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from rlep.core.errors import DataError
 from rlep.core.types import Int32Array, Message, prompt_id_of
-from rlep.data.prompt_rows import Wanted
+from rlep.data.prompt_rows import PromptRow, Wanted
 from rlep.data.prompts import PromptSet, load_prompts
 
 
@@ -123,6 +124,28 @@ def test_columns_are_the_first_rows_and_part_of_the_digest(tmp_path: Path) -> No
     source: dict[str, object] = {"data_source": "s"}
     digests = [with_columns(f"{level}.jsonl", row | source).digest for level, row in ((3, first), (4, second))]
     assert digests[0] != digests[1]
+
+
+def test_what_an_environment_tells_ends_the_question_and_is_no_part_of_its_id(tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def load_told(text: str) -> PromptSet:
+        def tell(rows: Sequence[tuple[str, PromptRow]]) -> list[str]:
+            asked.append([prompt_id for prompt_id, _ in rows])
+            return [text if row.reference == "1" else "" for _, row in rows]
+
+        files = [
+            jsonl(tmp_path / "one.jsonl", {"question": "a b", "answer": "1"}, {"question": "c", "answer": "2"}),
+            jsonl(tmp_path / "two.jsonl", {"question": "a b", "answer": "1"}, {"question": "d e f", "answer": "1"}),
+        ]
+        return load_prompts(files, encode=one_token_per_word, max_tokens=4, tell=tell)
+
+    told = load_told(" x y")
+    assert [(one.question, one.told, len(one.tokens)) for one in told.prompts] == [("a b x y", " x y", 4), ("c", "", 1)]
+    assert [one.id for one in told.prompts] == [prompt_id_of("a b", "1"), prompt_id_of("c", "2")]
+    assert asked == [[prompt_id_of("a b", "1"), prompt_id_of("c", "2")], [prompt_id_of("d e f", "1")]]
+    assert (told.report.too_long, told.report.sizes) == (1, (2, 0)), "d e f x y is longer than 4"
+    assert told.digest != load_told(" x z").digest
 
 
 @pytest.mark.parametrize(
