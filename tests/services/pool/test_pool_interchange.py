@@ -50,7 +50,27 @@ def odd_ones(make: MakeTrajectory) -> list[Trajectory]:
         replace(
             make("q3", [9]), verdict=Verdict("correct", "9", "python:f", "1", score=0.1, parts={"b": 0.3, "a": -2.0})
         ),
+        episode(make("q3", [1, 2, 3, 4])),
     ]
+
+
+def episode(made: Trajectory) -> Trajectory:
+    """Four tokens, of which an environment wrote the second."""
+    mask = np.array([True, False, True, True])
+    assert made.logprobs is not None
+    logprobs = np.where(mask, made.logprobs, 0).astype(np.float32)
+    return replace(made, sampled=mask, logprobs=logprobs, provenance=replace(made.provenance, environment_digest="e1"))
+
+
+def test_an_episode_is_drawn_with_its_mask(open_client: OpenClient, trajectory: MakeTrajectory) -> None:
+    pool = open_client("origin")
+    pool.add([episode(trajectory("q3", [1, 2, 3, 4])), trajectory("q3", [5])])
+    drawn = pool.sample(["q3"], 2, seed=0, step=0, minimum=1).trajectories()["q3"]
+    masks = {tuple(one.tokens.tolist()): one.sampled for one in drawn}
+    assert masks[5,] is None
+    found = masks[1, 2, 3, 4]
+    assert found is not None
+    assert found.tolist() == [True, False, True, True]
 
 
 def test_an_export_comes_back_to_the_byte(
@@ -58,20 +78,20 @@ def test_an_export_comes_back_to_the_byte(
 ) -> None:
     pool = open_client("origin", precision="float32")
     batch = [*odd_ones(trajectory), *(trajectory(f"q{i % 7}", [i, i + 1]) for i in range(60))]
-    assert pool.add(batch).inserted == 66
+    assert pool.add(batch).inserted == 67
     halves = open_client("origin", precision="float16")
     assert halves.add([trajectory("q8", [1, 1]), trajectory("q8", [1, 2])]).inserted == 2
     pool.remove("q0", [batch[0].content_id], quarantine=True)
     manifest = export_records(pool, tmp_path)
-    assert (manifest.records, manifest.digest, manifest.cap) == (68, pool.digest(), 64)
+    assert (manifest.records, manifest.digest, manifest.cap) == (69, pool.digest(), 64)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "part-00000.parquet"]
     report = import_records(twin, tmp_path)
-    assert (report.inserted, report.duplicates, report.quarantined, report.refused.total()) == (67, 0, 1, 0)
+    assert (report.inserted, report.duplicates, report.quarantined, report.refused.total()) == (68, 0, 1, 0)
     assert contents(twin) == contents(pool)
     assert replace(twin.stats(), redis_bytes=0) == replace(pool.stats(), redis_bytes=0)
     assert twin.digest() == manifest.digest
     again = import_records(twin, tmp_path)
-    assert (again.inserted, again.duplicates, again.quarantined, again.refused.total()) == (0, 67, 0, 0)
+    assert (again.inserted, again.duplicates, again.quarantined, again.refused.total()) == (0, 68, 0, 0)
     assert contents(twin) == contents(pool)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,10 +91,64 @@ def test_a_template_digest_comes_back_and_a_record_without_one_is_as_ever() -> N
     assert decode(encode(EXAMPLE), PROMPT).provenance.template_digest == ""
 
 
+def episode(text: str) -> Trajectory:
+    """An episode of the environment ``e1``: P is a token of the policy, e one of the environment."""
+    count = len(text)
+    return replace(
+        EXAMPLE,
+        tokens=np.arange(count, dtype=np.int32),
+        logprobs=np.array([-0.5 if one == "P" else 0.0 for one in text], dtype=np.float32),
+        sampled=np.array([one == "P" for one in text]),
+        provenance=replace(EXAMPLE.provenance, environment_digest="e1"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [("PPePeeeP", b"\x0f\x00episode.sampled\x09\x002,1,1,3,1"), ("eP", b"\x0f\x00episode.sampled\x05\x000,1,1")],
+)
+def test_an_episode_comes_back_with_its_mask_and_an_older_reader_refuses_it(text: str, stored: bytes) -> None:
+    blob = encode(episode(text))
+    found = decode(blob, PROMPT)
+    check_equal(found, episode(text))
+    assert found.sampled is not None
+    assert found.sampled.tolist() == [one == "P" for one in text]
+    assert parse(blob).details.count(stored) == 1
+    assert (blob[5] & 8, encode(EXAMPLE)[5] & 8) == (8, 0)  # a reader of before knows flags up to 7
+
+
+def test_a_mask_of_the_policys_tokens_alone_is_none() -> None:
+    whole = episode("PPP")
+    assert encode(whole) == encode(replace(whole, sampled=None))
+    assert decode(encode(whole), PROMPT).provenance.environment_digest == "e1"
+
+
+@pytest.mark.parametrize(
+    ("mask", "reason"),
+    [
+        ([True, False], "has 3 tokens and says of 2"),
+        ([True, True, False], "ends with a token that its environment wrote"),
+        ([1, 0, 1], "not a one-dimensional array of bool"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_not_stored(mask: list[Any], reason: str) -> None:
+    with pytest.raises(RecordRefused, match=reason):
+        encode(replace(episode("PeP"), sampled=np.array(mask)))
+
+
+@pytest.mark.parametrize("text", ["1,1,2", "1,0,2", "01,1", "1,2,-", "1,1,1,", "3,,0,"])
+def test_a_stored_mask_that_does_not_fit_is_refused(text: str) -> None:
+    blob = encode(episode("PeP")).replace(b"\x05\x001,1,1", struct.pack("<H", len(text)) + text.encode())
+    if len(text) != 5:  # as long as before
+        blob = blob[:16] + struct.pack("<I", struct.unpack("<I", blob[16:20])[0] + len(text) - 5) + blob[20:]
+    with pytest.raises(RecordRefused, match="mask"):
+        decode(resealed(blob), PROMPT)
+
+
 def test_an_empty_template_digest_is_refused() -> None:
     key = b"\x0f\x00prompt.template"
     blob = encode(replace(EXAMPLE, metadata={"prompt-template": ""}))
-    with pytest.raises(RecordRefused, match="a template digest is empty"):
+    with pytest.raises(RecordRefused, match="a digest or an episode's mask is empty"):
         decode(resealed(blob.replace(b"prompt-template", key[2:])), PROMPT)
 
 
@@ -175,7 +230,7 @@ def test_a_record_whose_sampling_is_none_is_refused(before: bytes, after: bytes,
 
 
 def test_a_key_of_the_sampling_in_the_metadata_is_refused() -> None:
-    with pytest.raises(RecordRefused, match=r"'provenance\.sampling' is kept for .* the sampling or"):
+    with pytest.raises(RecordRefused, match=r"'provenance\.sampling' is kept for .* the sampling,"):
         encode(replace(EXAMPLE, metadata={"provenance.sampling": "{}"}))
 
 
@@ -234,7 +289,7 @@ def test_any_trajectory_comes_back_in_float32(tokens: list[int], metadata: dict[
         ({"metadata": {"a": "\ud800"}}, "surrogate"),
         ({"prompt_id": "a}b"}, "a}b"),
         ({"metadata": {"verdict.score": "1.0"}}, "'verdict.score' is kept for a verdict's score"),
-        ({"metadata": {"prompt.template": "x"}}, "'prompt.template' is kept for .* the template digest"),
+        ({"metadata": {"prompt.template": "x"}}, "'prompt.template' is kept for .* a digest"),
         ({"verdict": replace(EXAMPLE.verdict, score=1.25)}, "score 1.25 does not lie"),
         ({"verdict": replace(EXAMPLE.verdict, score=1.0, parts={"a b": 1.0})}, "part name 'a b'"),
         ({"verdict": replace(EXAMPLE.verdict, parts={"format": 1.0})}, "named parts but no score"),
@@ -256,7 +311,7 @@ def test_what_could_not_be_given_back_is_refused(change: dict[str, object], reas
     [
         (0, b"RLEQ", "wrong first bytes"),
         (4, b"\x02", "record version 2 is unknown; this rlep reads version 1"),
-        (5, b"\x0d", "flags"),
+        (5, b"\x15", "flags"),
         (5, b"\x03", "flags"),
         (6, b"\x01\x00", "flags"),
         (8, struct.pack("<I", 0), "0 tokens"),

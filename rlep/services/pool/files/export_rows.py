@@ -10,7 +10,7 @@ from typing import Any, get_args
 from rlep.core.errors import RecordRefused
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.storage.codec import Precision, encode, precision_of
-from rlep.services.pool.storage.details import from_metadata, stored_metadata
+from rlep.services.pool.storage.details import from_metadata, mask_of, stored_metadata
 from rlep.services.pool.storage.scan import Held, trajectory_of
 
 TEXTS = (
@@ -112,10 +112,12 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
             fields["logprobs_mode"],
             fields["logprobs_dtype"],
             also.template_digest,
+            also.environment_digest,
         ),
         created_at=float(fields["created_at"]),
         sample_id=fields["sample_id"],
         metadata=also.rest,
+        sampled=mask_of(also.mask, len(fields["tokens"])),
     )
     line = ExportRow(trajectory, fields["precision"], fields["quarantined"])
     record = encode(trajectory, precision=line.precision or "float16")

@@ -66,7 +66,8 @@ def reverify(
     ``asked`` (prompt id → question) is what a reward function may ask for.
 
     ``report`` is told of every difference. With ``quarantine`` what has another verdict now is set aside, never to come
-    back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, or another tokenizer.
+    back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, another tokenizer, or
+    episodes.
     """
     stats = pool.stats()
     if quarantine and stats.sealed:
@@ -80,6 +81,11 @@ def reverify(
     result.unknown = sum(map(len, pool.contents(others).values()))
     advance(result.unknown)
     for batch in _batches(pool, known):
+        if episodes := [one for one in batch if one.provenance.environment_digest]:
+            raise PoolError(
+                f"pool {pool.name} holds episodes, as of prompt {episodes[0].prompt_id}: what an environment said of them is not "
+                "found again in their text"
+            )
         texts = [(openings or {}).get(one.prompt_id, "") + tokenizer.decode(one.tokens) for one in batch]
         pairs = [
             (

@@ -7,7 +7,8 @@ Layout, little endian (24-byte header, then three sections, then nothing)::
     log-probs   T float16 or float32, or nothing (flags bits 0-1: 0 none, 1 float16, 2 float32)
     details     numbers and strings of the verdict, the provenance and the metadata (``details.py``)
 
-Flags bit 2: the response ended with its EOS. The prompt id is not in the record: it is the key the record lies under.
+Flags bit 2: the response ended with its EOS; bit 3: an episode, whose mask is among the details. The prompt id is not in the
+record: it is the key the record lies under.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import zstandard
 
 from rlep.core.errors import RecordRefused
 from rlep.core.types import Float32Array, Int32Array, Trajectory, content_id_of
-from rlep.services.pool.storage.details import pack_details, unpack_details
+from rlep.services.pool.storage.details import is_masked, pack_details, unpack_details
 
 VERSION = 1
 MAX_TOKENS = 1 << 20
@@ -44,7 +45,7 @@ _HEADERS = np.dtype(
 _CRC = struct.Struct("<I")
 _CRC_AT = _HEADER.size - _CRC.size
 _FLAGS_AT = 5
-_STOP = 4
+_STOP, _MASKED = 4, 8
 _LOGPROB_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f2"), 2: np.dtype("<f4")}
 _LOGPROB_BYTES = np.array([0, 2, 4, 0])
 _PROMPT_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -108,7 +109,7 @@ def encode(trajectory: Trajectory, *, precision: Precision = "float16") -> bytes
     if len(details) > MAX_DETAILS:
         raise RecordRefused(f"verdict, provenance and metadata take {len(details)} bytes; at most {MAX_DETAILS}")
     body = frame + logprobs + details
-    flags = kind | (_STOP if trajectory.finish_reason == "stop" else 0)
+    flags = kind | (_STOP if trajectory.finish_reason == "stop" else 0) | (_MASKED if is_masked(trajectory) else 0)
     header = _HEADER.pack(_MAGIC, VERSION, flags, 0, len(tokens), len(frame), len(details), 0)
     return header[:_CRC_AT] + _CRC.pack(_checksum(header + body)) + body
 
@@ -186,7 +187,7 @@ def split(blob: bytes) -> Sections:
         raise RecordRefused("not a pool record: wrong first bytes")
     if version != VERSION:
         raise RecordRefused(f"record version {version} is unknown; this rlep reads version {VERSION}")
-    if reserved or flags & ~7 or flags & 3 == 3:
+    if reserved or flags & ~15 or flags & 3 == 3:
         raise RecordRefused(f"record flags {flags:#x} are unknown")
     if not 0 < count <= MAX_TOKENS or detail_bytes > MAX_DETAILS:
         raise RecordRefused(f"record claims {count} tokens and {detail_bytes} detail bytes; too many or none")
@@ -211,7 +212,7 @@ def split_all(blobs: Sequence[bytes]) -> list[Sections]:
     tokens_end = _HEADER.size + heads["frame"].astype(np.int64)
     logprobs_end = tokens_end + counts * _LOGPROB_BYTES[kinds]
     right = (
-        (heads["magic"] == _MAGIC) & (heads["version"] == VERSION) & (heads["reserved"] == 0) & (heads["flags"] < 8)
+        (heads["magic"] == _MAGIC) & (heads["version"] == VERSION) & (heads["reserved"] == 0) & (heads["flags"] < 16)
         & (kinds != 3) & (counts > 0) & (counts <= MAX_TOKENS) & (details <= MAX_DETAILS)
         & (logprobs_end + details == sizes)
     )  # fmt: skip

@@ -1,23 +1,28 @@
 """The small fields of a record: fixed numbers, then length-prefixed UTF-8 strings, in the order written here.
 
 Fields that came later lie among the metadata, under keys of their own: a verdict's score and its parts, how tokens were sampled
-beside temperature, top-p and top-k, and the template digest. Records without them are as they always were, and a reader that
-knows none of them reads the others too.
+beside temperature, top-p and top-k, the template digest, and of an episode its environment's digest and the run lengths of its
+mask, the policy's tokens first. Records without them are as they always were, and a reader that knows none of them reads the
+others too; but for a mask, which the record's flags name, so that none takes an environment's tokens for the policy's.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+
 from rlep.core.errors import RecordRefused
 from rlep.core.scores import score_fault
 from rlep.core.types import (
     STATUSES,
+    BoolArray,
     FinishReason,
     Float32Array,
     Int32Array,
@@ -34,10 +39,15 @@ _STRINGS = 9
 _LONGEST = 0xFFFF
 _SCORE, _PART = "verdict.score", "verdict.part."
 _SAMPLING, _TEMPLATE = "provenance.sampling", "prompt.template"
+_ENVIRONMENT, _MASK = "provenance.environment", "episode.sampled"
+_DIGESTS = {_TEMPLATE: "template_digest", _ENVIRONMENT: "environment_digest"}
+_OWN = (_SAMPLING, *_DIGESTS, _MASK)
 _NUMBERED = ("temperature", "top_p", "top_k", "max_tokens")
 """Fields of ``Sampling`` that a record has as numbers of its own."""
 _WRITTEN = {part.name: getattr(Sampling(), part.name) for part in fields(Sampling) if part.name not in _NUMBERED}
 """The other fields, with their defaults."""
+_RUNS = re.compile(r"(0|[1-9][0-9]{0,6})(,[1-9][0-9]{0,6}){2,}")
+"""An odd number of them: the last is the policy's."""
 
 
 class FromMetadata(NamedTuple):
@@ -47,6 +57,9 @@ class FromMetadata(NamedTuple):
     parts: dict[str, float]
     sampling: Sampling
     template_digest: str
+    environment_digest: str
+    mask: str
+    """Run lengths, the policy's first, e.g. ``5,3,7``; empty: all tokens are the policy's."""
     rest: dict[str, str]
 
 
@@ -77,12 +90,15 @@ def pack_details(trajectory: Trajectory) -> bytes:
 def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
     """The metadata with the fields of ``FromMetadata`` among them. Raises ``RecordRefused`` where it has such keys itself."""
     metadata, verdict, provenance = dict(trajectory.metadata), trajectory.verdict, trajectory.provenance
-    if taken := [key for key in metadata if _of_a_score(key) or key in (_SAMPLING, _TEMPLATE)]:
-        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score, the sampling or the template digest")
+    if taken := [key for key in metadata if _of_a_score(key) or key in _OWN]:
+        _refuse(
+            f"metadata key {taken[0]!r:.80} is kept for a verdict's score, the sampling, a digest or an episode's mask"
+        )
     if sampled := _written(provenance.sampling):
         metadata[_SAMPLING] = sampled
-    if provenance.template_digest:
-        metadata[_TEMPLATE] = provenance.template_digest
+    metadata |= {key: digest for key, name in _DIGESTS.items() if (digest := getattr(provenance, name))}
+    if is_masked(trajectory):
+        metadata[_MASK] = _mask_text(trajectory)
     if verdict.score is None:
         if verdict.parts:
             _refuse("a verdict has named parts but no score")
@@ -101,10 +117,38 @@ def from_metadata(metadata: Mapping[str, str], numbered: Sampling) -> FromMetada
     rest = dict(metadata)
     score, parts = _score_in({key: rest.pop(key) for key in metadata if _of_a_score(key)})
     sampling = _sampling_in(rest.pop(_SAMPLING, None), numbered)
-    template = rest.pop(_TEMPLATE, None)
-    if template == "":
-        _refuse("a template digest is empty")
-    return FromMetadata(score, parts, sampling, template or "", rest)
+    texts = [rest.pop(key, None) for key in (*_DIGESTS, _MASK)]
+    if "" in texts:
+        _refuse("a digest or an episode's mask is empty")
+    template, environment, mask = (text or "" for text in texts)
+    return FromMetadata(score, parts, sampling, template, environment, mask, rest)
+
+
+def is_masked(trajectory: Trajectory) -> bool:
+    """Tell whether some of its tokens are an environment's."""
+    return trajectory.sampled is not None and not trajectory.sampled.all()
+
+
+def _mask_text(trajectory: Trajectory) -> str:
+    sampled = trajectory.sampled
+    if sampled is None or sampled.dtype != np.bool_ or sampled.ndim != 1:
+        _refuse("an episode's mask is not a one-dimensional array of bool")
+    if fault := trajectory.badly_sampled:
+        _refuse(f"the response {fault}")
+    changes = np.flatnonzero(np.diff(sampled, prepend=True))
+    return ",".join(map(str, np.diff(changes, prepend=0, append=len(sampled)).tolist()))
+
+
+def mask_of(text: str, length: int) -> BoolArray | None:
+    """``[T]`` from its run lengths; None where the text is empty. Raises ``RecordRefused`` where it is no mask of T tokens."""
+    if not text:
+        return None
+    if not _RUNS.fullmatch(text):
+        _refuse(f"the mask {text!r:.80} is not written as this rlep writes it")
+    runs = np.array(text.split(","), dtype=np.int64)
+    if len(runs) % 2 == 0 or runs.sum() != length:
+        _refuse(f"the mask of an episode of {length} tokens is {text!r:.80}")
+    return np.repeat(np.arange(len(runs)) % 2 == 0, runs)
 
 
 def _score_in(texts: Mapping[str, str]) -> tuple[float | None, dict[str, float]]:
@@ -220,10 +264,13 @@ def unpack_details(
             also.score,
             also.parts,
         ),
-        provenance=Provenance(policy, version, tokenizer, also.sampling, mode, dtype, also.template_digest),
+        provenance=Provenance(
+            policy, version, tokenizer, also.sampling, mode, dtype, also.template_digest, also.environment_digest
+        ),
         created_at=created_at,
         sample_id=sample_id,
         metadata=also.rest,
+        sampled=mask_of(also.mask, len(tokens)),
     )
 
 
