@@ -1,4 +1,4 @@
-"""The task of studies/guess-episodes.toml: a number is guessed in six turns, and a tiny base guesses without heeding the answers.
+"""The task of studies/guess-episodes.toml: a number is guessed in six turns, and a tiny base that seldom heeds the answers.
 
     python studies/tasks/guess.py runs/guess             (needs rlep)
     python studies/tasks/guess.py runs/guess --base      (and a base, as in studies/bases; a minute or two)
@@ -31,7 +31,9 @@ SMALLEST, LARGEST = 10, 99
 NARROWEST, WIDEST = 48, 63
 TURNS = 6
 STAGES = (PretrainStage("lessons", 1500, 4e-3), PretrainStage("play", 60, 2e-3))
-"""First halving, then guesses anywhere in the range: under them the skill is hidden, but not gone."""
+AIM = {"lessons": 0.6, "play": 0.2}
+"""Share of the teacher's guesses that halve what is left; others are any number of two digits. Under them the skill is hidden,
+but not gone."""
 TRAIN, HELD_OUT = 512, 200
 NUMBERS = 8
 """Questions of a range, each with its number from another eighth of it."""
@@ -64,19 +66,20 @@ def question(low: int, high: int) -> str:
     return f"{low}-{high}"
 
 
-def halving(number: int, low: int, high: int, generator: np.random.Generator) -> Iterator[int]:
-    """Guesses in the middle of what is left, to the number; of two middles either."""
+def guesses(number: int, low: int, high: int, aim: float, generator: np.random.Generator) -> Iterator[int]:
+    """Guesses to the number: a share ``aim`` in the middle of what is left, of two middles either, the others anywhere."""
     guess = low - 1
     while guess != number:
-        guess = (low + high + int(generator.integers(2))) // 2
+        middle = (low + high + int(generator.integers(2))) // 2
+        guess = middle if generator.random() < aim else int(generator.integers(SMALLEST, LARGEST + 1))
         yield guess
-        low, high = (guess + 1, high) if guess < number else (low, guess - 1)
+        low, high = (max(low, guess + 1), high) if guess < number else (low, min(high, guess - 1))
 
 
-def transcript(number: int, guesses: Iterable[int]) -> str:
+def transcript(number: int, named: Iterable[int]) -> str:
     """An episode as text: turns and answers, to the number or the last turn."""
     turns: list[str] = []
-    for guess, _ in zip(guesses, range(TURNS), strict=False):
+    for guess, _ in zip(named, range(TURNS), strict=False):
         turns.append(str(guess))
         if guess == number:
             break
@@ -90,9 +93,7 @@ def texts(stage: str, step: int) -> list[tuple[str, str]]:
     for _ in range(BATCH):
         low, high = drawn_range(generator, kept=False)
         number = int(generator.integers(low, high + 1))
-        anywhere = generator.integers(low, high + 1, TURNS).tolist()
-        guesses = halving(number, low, high, generator) if stage == "lessons" else anywhere
-        pairs.append((question(low, high), transcript(number, guesses)))
+        pairs.append((question(low, high), transcript(number, guesses(number, low, high, AIM[stage], generator))))
     return pairs
 
 
