@@ -31,7 +31,7 @@ SMALLEST, LARGEST = 10, 99
 NARROWEST, WIDEST = 48, 63
 TURNS = 6
 STAGES = (PretrainStage("lessons", 1500, 4e-3), PretrainStage("play", 60, 2e-3))
-AIM = {"lessons": 0.6, "play": 0.2}
+AIM = {"lessons": 0.6, "play": 0.35}
 """Share of the teacher's guesses that halve what is left; others are any number of two digits. Under them the skill is hidden,
 but not gone."""
 TRAIN, HELD_OUT = 512, 200
