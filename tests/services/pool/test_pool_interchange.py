@@ -63,7 +63,7 @@ def episode(made: Trajectory) -> Trajectory:
 
 
 def test_an_episode_is_drawn_with_its_mask(open_client: OpenClient, trajectory: MakeTrajectory) -> None:
-    pool = open_client("origin")
+    pool = open_client("played")
     pool.add([episode(trajectory("q3", [1, 2, 3, 4])), trajectory("q3", [5])])
     drawn = pool.sample(["q3"], 2, seed=0, step=0, minimum=1).trajectories()["q3"]
     masks = {tuple(one.tokens.tolist()): one.sampled for one in drawn}

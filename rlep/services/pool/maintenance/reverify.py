@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -66,8 +66,7 @@ def reverify(
     ``asked`` (prompt id → question) is what a reward function may ask for.
 
     ``report`` is told of every difference. With ``quarantine`` what has another verdict now is set aside, never to come
-    back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, another tokenizer, or
-    episodes.
+    back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, another tokenizer, or episodes.
     """
     stats = pool.stats()
     if quarantine and stats.sealed:
@@ -81,11 +80,7 @@ def reverify(
     result.unknown = sum(map(len, pool.contents(others).values()))
     advance(result.unknown)
     for batch in _batches(pool, known):
-        if episodes := [one for one in batch if one.provenance.environment_digest]:
-            raise PoolError(
-                f"pool {pool.name} holds episodes, as of prompt {episodes[0].prompt_id}: what an environment said of them is not "
-                "found again in their text"
-            )
+        _check_no_episodes(pool, batch)
         texts = [(openings or {}).get(one.prompt_id, "") + tokenizer.decode(one.tokens) for one in batch]
         pairs = [
             (
@@ -113,6 +108,14 @@ def reverify(
             report(Difference(one.prompt_id, one.content_id, one.verdict, verdict, aside))
         advance(len(batch))
     return result
+
+
+def _check_no_episodes(pool: PoolClient, batch: Sequence[Trajectory]) -> None:
+    if episodes := [one for one in batch if one.provenance.environment_digest]:
+        raise PoolError(
+            f"pool {pool.name} holds episodes, as of prompt {episodes[0].prompt_id}: what an environment said of them is not "
+            "found again in their text"
+        )
 
 
 def _batches(pool: PoolClient, prompts: list[str]) -> Iterator[list[Trajectory]]:
