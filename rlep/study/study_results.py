@@ -100,7 +100,7 @@ def arm_figures(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float
     run = read_arm(phases, budget, grid)
     if mark.exists():
         with replace_with(mark) as part:
-            part.write_text(json.dumps(_plain(run)) + "\n")
+            part.write_text(json.dumps(_plain(run), separators=(",", ":")) + "\n")
     return run
 
 
