@@ -9,10 +9,13 @@ import re
 class GuessNumber:
     """A number from 1 to ``highest``; the reward is 1 once it was named, else 0."""
 
-    def reset(self, highest: int = 100, **row: object) -> str:
-        """Draw a number; ``highest`` may be a column of the row."""
-        self._number = random.randint(1, highest)
+    def reset(self, highest: int = 100, number: int | None = None, **row: object) -> str | None:
+        """Draw a number, or take the row's; both may be columns. The question of a row with a ``number`` is complete as it is."""
         self._found = False
+        if number is not None:
+            self._number = number
+            return None
+        self._number = random.randint(1, highest)
         return f"I think of a whole number from 1 to {highest}. Name one, and I say whether mine is higher or lower."
 
     def step(self, text: str) -> str | None:

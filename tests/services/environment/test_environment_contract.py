@@ -142,3 +142,6 @@ async def test_the_game_is_won_by_halving_and_its_number_is_that_of_its_seed(mak
     assert lost is not None
     assert (lost.status, lost.score) == ("wrong", 0.0)
     assert get_json_schema(GuessNumber.step)["function"]["name"] == "step"  # in TRL it is a tool
+    assert (await game.begin("row's", '{"question": "10-60", "number": 44}', seed=0)).texts == ()
+    assert [(await game.act("row's", guess)).texts for guess in ("43", "45")] == [("Higher.",), ("Lower.",)]
+    assert (await game.act("row's", "44")).status == "ended"

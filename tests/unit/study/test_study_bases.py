@@ -11,17 +11,20 @@ from transformers import PreTrainedTokenizerFast
 
 from rlep.config.settings import load_config
 from rlep.quickstart.toy_tokenizer import build_tokenizer
-from studies.tasks import countdown, grid
+from studies.tasks import countdown, grid, guess
 
 ROOT = Path(__file__).parents[3]
 TASKS = [
     (("countdown-3.toml",), countdown.VOCABULARY, "16 11 2>54"),
     (("countdown-3.toml", "countdown-4.toml"), countdown.VOCABULARY, "7 9 9 1>11"),
     (("countdown-3.toml", "grid.toml"), grid.VOCABULARY, "*OOOOOOOOOXXXXOOOOOOOOOO#"),
+    (("guess.toml",), guess.VOCABULARY, "23-81"),
 ]
 
 
-@pytest.mark.parametrize(("files", "vocabulary", "question"), TASKS, ids=["countdown-3", "countdown-4", "grid"])
+@pytest.mark.parametrize(
+    ("files", "vocabulary", "question"), TASKS, ids=["countdown-3", "countdown-4", "grid", "guess"]
+)
 def test_a_base_is_there_and_reads_the_questions_of_its_task(
     files: tuple[str, ...], vocabulary: tuple[str, ...], question: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
