@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -317,7 +318,7 @@ def test_a_pool_with_fewer_responses_to_each_question_than_a_draw_needs_is_named
         )
 
 
-def filled(overrides: list[str], pool: Path, *origins: dict[str, str]) -> tuple[list[str], Tokenizer, PromptSet]:
+def filled(overrides: list[str], pool: Path, *origins: Mapping[str, Any]) -> tuple[list[str], Tokenizer, PromptSet]:
     """Overrides with a pool of one response to each question, of these origins; and the run's tokenizer and questions."""
     place = [*overrides, "replay.count=2", "replay.minimum=1", f'pool.directory="{pool}"']
     subject = Subject(load_config([], place))
