@@ -86,14 +86,14 @@ class EnvironmentActor:
         """
         for episode in over:
             self._calls.pop(episode, None)
-        asked = [silence(asyncio.ensure_future(self._answer(*call))) for call in calls]
+        asked = [self._begin(*call) for call in calls]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait(asked, timeout=SOON_S)
         return {place: one.result() for place, one in enumerate(asked) if one.done()}
 
-    async def _answer(self, episode: str, number: int, verb: str, given: tuple[Any, ...]) -> Any:
+    def _begin(self, episode: str, number: int, verb: str, given: tuple[Any, ...]) -> asyncio.Future[Any]:
         once = self._calls.setdefault(episode, Once())
-        return await once(number, partial(self._verbs[verb], episode, *given))
+        return once.begin(number, partial(self._verbs[verb], episode, *given))
 
     async def close(self) -> None:
         """End the worker processes."""
