@@ -46,8 +46,8 @@ BATCH = 64
 SOON_S = 0.01
 """Time in which others of a message may be answered after the first; the rest is asked for again."""
 
-Call = tuple[str, int, str, tuple[Any, ...]]
-"""Episode, number of the call in it, verb of the port, and what it takes."""
+Call = tuple[int, int, str, tuple[Any, ...]]
+"""Number of the episode, number of the call in it, verb of the port, and what that takes."""
 
 
 @ray.remote(concurrency_groups={"health": 1})
@@ -56,7 +56,7 @@ class EnvironmentActor:
 
     def __init__(self) -> None:
         self._starting = Once()
-        self._calls: dict[str, Once] = {}
+        self._calls: dict[int, Once] = {}
 
     @ray.method(concurrency_group="health")
     async def ping(self) -> int:
@@ -79,7 +79,7 @@ class EnvironmentActor:
         self._close = environments.close
         return environments.tools
 
-    async def answer(self, calls: Sequence[Call], over: Sequence[str]) -> dict[int, Any]:
+    async def answer(self, calls: Sequence[Call], over: Sequence[int]) -> dict[int, Any]:
         """Carry out each call once, and return the answers that are there soon, by the call's place.
 
         ``over``: episodes whose end has been answered.
@@ -91,9 +91,9 @@ class EnvironmentActor:
         await asyncio.wait(asked, timeout=SOON_S)
         return {place: one.result() for place, one in enumerate(asked) if one.done()}
 
-    def _begin(self, episode: str, number: int, verb: str, given: tuple[Any, ...]) -> asyncio.Future[Any]:
+    def _begin(self, episode: int, number: int, verb: str, given: tuple[Any, ...]) -> asyncio.Future[Any]:
         once = self._calls.setdefault(episode, Once())
-        return once.begin(number, partial(self._verbs[verb], episode, *given))
+        return once.begin(number, partial(self._verbs[verb], *given))
 
     async def close(self) -> None:
         """End the worker processes."""
@@ -119,7 +119,7 @@ class EnvironmentReplica(WorkerReplica):
         super().__init__(name, parts)
         self._answer_s = answer_s
         self._unsent: list[_Asked] = []
-        self._over: list[str] = []
+        self._over: list[int] = []
         """Episodes that have ended since the last message."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._reviving: asyncio.Task[None] | None = None
@@ -180,7 +180,7 @@ class EnvironmentReplica(WorkerReplica):
             over, self._over = self._over, []
             self._spawn(self._exchange(handle, unsent[start : start + BATCH], over))
 
-    async def _exchange(self, handle: ActorHandle[Any], calls: Sequence[_Asked], over: Sequence[str]) -> None:
+    async def _exchange(self, handle: ActorHandle[Any], calls: Sequence[_Asked], over: Sequence[int]) -> None:
         """Have calls answered, each as soon as it is; the actor is lost where it does not."""
         try:
             while calls:
@@ -232,13 +232,15 @@ class EnvironmentReplica(WorkerReplica):
 class _Place:
     """Where an episode is."""
 
+    number: int
+    """Of the episode: no other has it, also where one of the same name begins again."""
     replica: EnvironmentReplica
     handle: ActorHandle[Any]
-    numbers: Iterator[int]
+    calls: Iterator[int]
 
-    def ask(self, episode: str, verb: str, *given: Any) -> asyncio.Future[Any]:
+    def ask(self, verb: str, *given: Any) -> asyncio.Future[Any]:
         """Ask its actor. The answer may be ``ActorLost``."""
-        return self.replica.ask(self.handle, (episode, next(self.numbers), verb, given))
+        return self.replica.ask(self.handle, (self.number, next(self.calls), verb, given))
 
     def free(self) -> None:
         """Count it no more."""
@@ -257,6 +259,7 @@ class EnvironmentPool(WorkerRole[EnvironmentReplica]):
         super().__init__("environment", parts, lambda name, parts: EnvironmentReplica(name, parts, idle_s))
         self._name, self._digest = verifier_name(config.factory), factory_digest(config.factory)
         self._places: dict[str, _Place] = {}
+        self._numbers = itertools.count()
 
     @property
     def tools(self) -> Sequence[Mapping[str, object]]:
@@ -273,9 +276,10 @@ class EnvironmentPool(WorkerRole[EnvironmentReplica]):
         while True:
             replica = await self._free_replica()
             assert replica.actor.living is not None
-            place = self._places[episode] = _Place(replica, replica.actor.living, itertools.count())
+            number, calls = next(self._numbers), itertools.count()
+            place = self._places[episode] = _Place(number, replica, replica.actor.living, calls)
             with suppress(ActorLost):
-                observed: Observation = await place.ask(episode, "begin", columns, seed)
+                observed: Observation = await place.ask("begin", episode, columns, seed)
                 return observed
 
     async def act(self, episode: str, action: Action) -> Observation:
@@ -286,7 +290,7 @@ class EnvironmentPool(WorkerRole[EnvironmentReplica]):
                 status="crashed", reason=f"there is no episode {episode}: it was not begun, or was ended"
             )
         try:
-            observed: Observation = await place.ask(episode, "act", action)
+            observed: Observation = await place.ask("act", episode, action)
         except ActorLost as error:
             return Observation(status="crashed", reason=str(error))
         return observed
@@ -297,7 +301,7 @@ class EnvironmentPool(WorkerRole[EnvironmentReplica]):
         if place is None:
             return None
         try:
-            verdict: Verdict | None = await place.ask(episode, "end")
+            verdict: Verdict | None = await place.ask("end", episode)
         except ActorLost as error:  # its environment has not judged it
             return Verdict("crashed", None, self._name, self._digest, "gate", reason=str(error))
         finally:
@@ -307,5 +311,5 @@ class EnvironmentPool(WorkerRole[EnvironmentReplica]):
     def _forget(self, episode: str) -> None:
         place = self._places.pop(episode, None)
         if place is not None:
-            place.ask(episode, "end")
+            place.ask("end", episode)
             place.free()

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -23,25 +24,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEADLINE_S = 120
-GAMES = '''
-class Tally:
-    """Counts its turns."""
-
-    def reset(self, **row: object) -> None:
-        self._turns = 0
-
-    def step(self, text: str) -> str | None:
-        """Count.
-
-        Args:
-            text: What is said.
-        """
-        self._turns += 1
-        return str(self._turns)
-
-    def get_reward(self) -> float:
-        return self._turns / 10
-'''
+GAMES = Path(__file__).parents[1] / "services" / "environment"
 
 
 @dataclass
@@ -78,13 +61,12 @@ class Run:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
     home = tmp_path_factory.mktemp("environments")
-    (home / "tallies.py").write_text(GAMES)
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=environments", "cluster.cpus=2"]
     keys = ['environment.factory="tallies:Tally"', "environment.observation_tokens=8", "environment.cpus=0.25"]
     happened: list[tuple[str, str, str]] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(home))
-        patched.setenv("PYTHONPATH", f"{home}:{os.environ.get('PYTHONPATH', '')}")
+        patched.syspath_prepend(str(GAMES))
+        patched.setenv("PYTHONPATH", f"{GAMES}:{os.environ.get('PYTHONPATH', '')}")
         config = load_config([BASE], [*overrides, *keys])
         async with run_actors(config, lambda *event: happened.append(event)) as actors:
             environments = actors.environments()
@@ -104,7 +86,7 @@ async def test_a_turn_whose_message_comes_again_is_acted_once(run: Run) -> None:
     await run.begin("again")
     assert [await turn(run, "again") for _ in range(2)] == ["1", "2"]
     place = run.environments._places["again"]
-    message = [("again", 2, "act", ("on",))], ()  # as Ray sends it again when its answer was lost
+    message = [(place.number, 2, "act", ("again", "on"))], ()  # as Ray sends it again when its answer was lost
     answers = await asyncio.gather(*(place.handle.answer.remote(*message) for _ in range(3)))
     assert [answer[0].texts for answer in answers] == [("2",)] * 3
     assert await turn(run, "again") == "3"
