@@ -163,6 +163,8 @@ class Dialogue:
         """The number of ids at the beginning of a suffix that the turn itself has: to the token that ended it."""
         last = int(turn[-1]) if len(turn) else -1
         have = self._end.index(last) + 1 if last in self._end else 0
+        if last not in self._tokenizer.special and turn[-have:].tolist() != self._end[:have]:
+            return 0  # it stopped at a text that ends like the end, e.g. in a line break
         return have if list(ids[:have]) == self._end[:have] else 0
 
     @cached_property
