@@ -26,7 +26,7 @@ from tests.services.integrations.trl_episodes_scene import (
     fill,
     of_rlep,
 )
-from tests.services.integrations.trl_scene import correct, trained, with_engine
+from tests.services.integrations.trl_scene import Engine, correct, trained, with_engine
 
 
 @pytest.fixture(autouse=True)
@@ -232,9 +232,8 @@ def test_logprobs_of_the_sampler_are_stored_with_none_for_the_tools(pool_of: Ope
     """As TRL has them from vLLM, whose importance weight of a replay is 1."""
     pool, script = pool_of(), Script(logprob=-0.5)
     trainer = beside(pool, tmp_path, script, max_steps=2)
-    with_engine(trainer, None)  # type: ignore[arg-type]
-    trainer._generate_single_turn, trainer._last_loaded_step = script, 0
-    trainer.vllm_generation = _Synced()
+    with_engine(trainer, Engine())
+    trainer.vllm_mode = "server"
     trainer.train()
     for member in pool.export():
         assert member.logprobs is not None
@@ -243,8 +242,3 @@ def test_logprobs_of_the_sampler_are_stored_with_none_for_the_tools(pool_of: Ope
     (batch,) = trainer._buffered_inputs
     ones = (batch["importance_sampling_ratio"] == 1).all(1)
     assert int(ones.sum()) == 2  # replays; fresh responses have another log-prob under the model
-
-
-class _Synced:
-    def sync_weights(self) -> None:
-        """Nothing holds weights."""
