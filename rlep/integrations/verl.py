@@ -158,7 +158,7 @@ class VerlReplay:
         )
 
     def _fresh(self, batch: Any) -> list[Fresh]:
-        """Read verl's rows. Raises ``ConfigError`` for sessions of several rows, episodes of nothing named, and missing rewards."""
+        """Read verl's rows. Raises ``ConfigError`` for sessions of several, episodes of nothing named, and missing rewards."""
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[*READ])
         if "rm_scores" not in data:
             raise ConfigError(
