@@ -84,6 +84,8 @@ class StepCost:
     workers_cpu: float
     generation: float
     """Of the longest response, in engines that take up each turn at once."""
+    at_home: float
+    """Part of the later turns that came to an engine which had an earlier one."""
 
 
 class Engine:
@@ -91,6 +93,7 @@ class Engine:
 
     def __init__(self, say: Speaker, token_s: float) -> None:
         self._say, self._token_s = say, token_s
+        self._had: set[str] = set()
 
     def __getattr__(self, method: str) -> Any:
         async def answer(*_: object) -> object:
@@ -108,6 +111,9 @@ class Engine:
         begun = clock()
         if self._token_s:
             begun = round(begun / self._token_s) * self._token_s
+        for later in [one for one in requests if one.given]:
+            self._say.homes.append(later.episode in self._had)
+        self._had |= {one.episode for one in requests}
         ends = [(begun + self._say.length(one) * self._token_s, n) for n, one in enumerate(requests)]
         heapq.heapify(ends)
         while ends:
@@ -179,6 +185,8 @@ class Speaker:
     def __init__(self, tokenizer: Tokenizer, *, episodes: bool) -> None:
         """Without ``episodes`` a response has all turns at once."""
         self._episodes = episodes
+        self.homes: list[bool] = []
+        """Of each later turn: whether its engine has had an earlier one."""
         self.length_of = cache(TURN.of)  # whose time is not the driver's
         self._call = np.array(tokenizer.encode_text(CALL), dtype=np.int32)
         self._end = self._call[-1:]
@@ -206,17 +214,22 @@ class Speaker:
         return Completion(request.id, request.prompt_id, request.sample, tokens, logprobs, "stop", 0, "text" * length)
 
 
-@contextmanager
-def byte_tokenizer() -> Iterator[Tokenizer]:
-    """A tokenizer of bytes with a chat template."""
+def save_byte_tokenizer(directory: Path) -> None:
+    """Save a tokenizer of bytes with a chat template."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", chat_template=CHATML)
+    made.save_pretrained(directory)
+
+
+@contextmanager
+def byte_tokenizer() -> Iterator[Tokenizer]:
+    """Load it."""
     with tempfile.TemporaryDirectory() as directory:
-        made.save_pretrained(directory)
+        save_byte_tokenizer(Path(directory))
         yield load_tokenizer(Path(directory))
 
 
@@ -282,7 +295,8 @@ async def _step(prompts: int, environments: Environments | None, token_s: float)
         clock = asyncio.get_running_loop().time
         wall, cpu, below = clock(), time.process_time(), cpu_below()
         step_metrics(await run_step(step, asked))
-        cost = StepCost(clock() - wall, time.process_time() - cpu, cpu_below() - below, generation)
+        at_home = sum(say.homes) / max(len(say.homes), 1)
+        cost = StepCost(clock() - wall, time.process_time() - cpu, cpu_below() - below, generation, at_home)
         with mock.patch.object(ray, "kill"):  # it would start a Ray
             await pool.close()
         return cost
