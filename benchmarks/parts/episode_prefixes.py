@@ -87,7 +87,7 @@ class OneEngine:
         """Tokens that later turns took from the cache, over those that they can; and the later turns."""
         pairs = [pair for turns in self.turns.values() for pair in pairwise(turns)]
         can = sum((asked + sampled - 1) // BLOCK * BLOCK for (asked, sampled, _), _ in pairs)
-        return sum(cached for _, (_, _, cached) in pairs) / can
+        return sum(cached for _, (_, _, cached) in pairs) / can, len(pairs)
 
 
 CACHED: dict[str, int] = {}
