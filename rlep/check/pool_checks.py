@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 from rlep.actors.cluster_address import joined_address
+from rlep.check.environment_starts import environment_digest
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.inputs import Subject
 from rlep.check.pool_place import pool_exists, pool_place
@@ -60,8 +62,7 @@ def check_replays(config: Config, tokenizer: Tokenizer, prompts: PromptSet) -> s
             stats = opened.open(tokenizer_digest=tokenizer.digest, read_only=True)
             covered = covered_questions(config, opened.prompt_ids(), prompts)
             check_minimum(config, stats)
-            if config.replay.other_template == "refuse":
-                check_templates(config.pool.name, opened, tokenizer.template_digest, prompts)
+            check_origins(config, opened, tokenizer.template_digest, prompts)
             return f"{config.pool.name}: responses to {covered} of {counted(len(prompts), 'training question')}"
     except DeadlineExceeded as error:
         raise PoolError(str(error)) from None
@@ -102,20 +103,33 @@ def check_minimum(config: Config, stats: PoolStats) -> None:
         )
 
 
-def check_templates(name: str, pool: PoolClient, template_digest: str, prompts: PromptSet) -> None:
-    """Raise ``PoolError`` where one response to each of the first prompts shows some that were made otherwise."""
-    first = [prompt.id for prompt in prompts.prompts[:LOOKED_AT]]
+def check_origins(config: Config, pool: PoolClient, template_digest: str, prompts: PromptSet) -> None:
+    """Raise ``PoolError`` where one response to each of the first prompts shows some that no step would take.
+
+    Those are episodes of another environment than the run's, and answers to prompts made otherwise.
+    """
+    first, name = [prompt.id for prompt in prompts.prompts[:LOOKED_AT]], config.pool.name
     drawn = pool.sample(first, 1, seed=0, step=0, minimum=1).trajectories()
     origins = [member.provenance for members in drawn.values() for member in members]
-    others = sorted({origin.template_digest for origin in origins if origin.prompted_otherwise(template_digest)})
-    if others:
-        count = sum(origin.template_digest in others for origin in origins)
+    own = environment_digest(config.environment)
+    if played := Counter(one.environment_digest for one in origins if one.environment_digest != own):
+        digest, count = played.most_common(1)[0]
         raise PoolError(
-            f"pool {name}: {count:,} of {counted(len(origins), 'response')} looked at answer prompts made by template "
-            f"{others[0]}, this run's are by {template_digest}: set model.template, model.template_file, model.chat_template and "
-            'model.system_prompt as when they were sampled, or replay.other_template = "render" to train them after this '
+            f"pool {name}: {count:,} of {counted(len(origins), 'response')} looked at {_of_environment(digest)}, this "
+            f"run's {_of_environment(own)}: set [environment] and its class's file as when they were played, or collect anew"
+        )
+    others = [origin.template_digest for origin in origins if origin.prompted_otherwise(template_digest)]
+    if others and config.replay.other_template == "refuse":
+        raise PoolError(
+            f"pool {name}: {len(others):,} of {counted(len(origins), 'response')} looked at answer prompts made by template "
+            f"{min(others)}, this run's are by {template_digest}: set model.template, model.template_file, model.chat_template "
+            'and model.system_prompt as when they were sampled, or replay.other_template = "render" to train them after this '
             "run's prompts"
         )
+
+
+def _of_environment(digest: str) -> str:
+    return f"are episodes of environment {digest}" if digest else "have no environment"
 
 
 def covered_questions(config: Config, held: Iterable[str], prompts: PromptSet) -> int:

@@ -48,6 +48,9 @@ class PhaseSpec(Section):
     """The phase whose last checkpoint it starts from; empty: the base model."""
     pool: str = ""
     """The phase that collected its pool."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of its own, of which an arm under seed s has the one at s mod their number. What it makes is there before the arm
+    begins: it is not charged to the arm. Empty: the arm's seed."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Keys that it overrides."""
 
@@ -69,22 +72,32 @@ class ArmSpec(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        known: dict[str, Command] = {}
+        known: dict[str, PhaseSpec] = {}
         for phase in self.phase:
             for role, named, commands in (
                 ("model", phase.model, ("train", "sft")),
                 ("pool", phase.pool, ("collect",)),
             ):
-                if named and known.get(named) not in commands:
+                before = known.get(named)
+                if named and (before is None or before.command not in commands):
                     raise ConfigError(
                         f"arm {self.name}, phase {phase.label}: {role} = {named!r} is no earlier {' or '.join(commands)} phase"
                     )
+                if before and phase.seeds and before.seeds != phase.seeds:
+                    raise ConfigError(
+                        f"arm {self.name}, phase {phase.label}: seeds = {list(phase.seeds)}, and {named} which it goes on from "
+                        f"has {list(before.seeds)}: give both the same"
+                    )
             if phase.label in known:
                 raise ConfigError(f"arm {self.name} has two phases {phase.label}: give one of them a name")
-            known[phase.label] = phase.command
+            known[phase.label] = phase
             _check_keys(f"arm {self.name}, phase {phase.label}", phase.set)
         if self.phase[-1].command == "collect":
             raise ConfigError(f"arm {self.name} ends with a collection: its last phase must train")
+        if self.phase[-1].seeds:
+            raise ConfigError(
+                f"arm {self.name}: its last phase is what is compared, and has the study's seeds, not its own"
+            )
         _check_keys(f"arm {self.name}, tune", self.tune)
         return self
 
@@ -227,6 +240,8 @@ class PhasePlan:
     files: tuple[Path, ...]
     overrides: tuple[str, ...]
     config: Config
+    charged: bool = True
+    """Whether its compute is the arm's."""
 
     @property
     def last_model(self) -> Path:
@@ -243,8 +258,9 @@ def phases_of(
     Raises ConfigError where one of them is no valid configuration.
     """
     plans: dict[str, PhasePlan] = {}
-    base, seed = study.parts_of(replicate)
+    base, own_seed = study.parts_of(replicate)
     for phase in arm.phase:
+        seed = phase.seeds[own_seed % len(phase.seeds)] if phase.seeds else own_seed
         given = {**study.set, **study.bases.get(base, {}), **phase.set}
         inputs = [plans[one].directory.name if one else "" for one in (phase.model, phase.pool)]
         identity = json.dumps([phase.command, given, seed, *inputs], sort_keys=True)
@@ -267,5 +283,7 @@ def phases_of(
             config = load_config(list(files), overrides)
         except ConfigError as error:
             raise ConfigError(f"arm {arm.name}, phase {phase.label}: {error}") from None
-        plans[phase.label] = PhasePlan(phase.command, directory, tuple(files), tuple(overrides), config)
+        plans[phase.label] = PhasePlan(
+            phase.command, directory, tuple(files), tuple(overrides), config, not phase.seeds
+        )
     return [*plans.values()]

@@ -142,7 +142,7 @@ def read_arm(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] =
     steps = 0
     points: list[Point] = []
     questions: tuple[str, ...] = ()
-    for phase in phases:
+    for phase in (one for one in phases if one.charged):
         if phase.command == "collect":
             tokens, wall_s = _collection(phase.directory / "collection.json")
             compute, seconds = compute + tokens, seconds + wall_s

@@ -146,7 +146,7 @@ def run_pipelines(
                 if complete_mark(plan.directory).exists():
                     continue
                 say(f"{arm}, seed {seed}: {plan.command} in {plan.directory}")
-                taken = sum(map(taken_by, before)) if plan is last else -inf
+                taken = sum(taken_by(one) for one in before if one.charged) if plan is last else -inf
                 if taken >= budget:
                     reason = f"its earlier phases take {taken:,.0f} of a budget of {budget:,.0f}"
                 else:

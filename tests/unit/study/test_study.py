@@ -84,6 +84,26 @@ def test_equal_phases_run_once_and_complete_ones_not_again(tmp_path: Path) -> No
     assert again.ran == []
 
 
+def test_what_is_there_before_an_arm_is_shared_and_not_charged(tmp_path: Path) -> None:
+    """Two donors for three seeds: 3 mod 2 and 1 mod 2 have the second, and it is run once."""
+    file = study_file(tmp_path)
+    text = file.read_text().replace("seeds = [1, 2]", "seeds = [1, 2, 3]")
+    for line in ('name = "phase 1"\n', 'model = "phase 1"\n'):
+        text = text.replace(line, line + "seeds = [50, 60]\n")
+    file.write_text(text)
+    run = MadeUp()
+    found = conducted(file, run)
+    seeds = [name.rpartition("-")[2] for name in run.ran]
+    assert (seeds.count("50"), seeds.count("60")) == (2, 2)  # each a phase 1 and a collection
+    study = read_study(file)
+    first, second, third = (phases_of(study.study, study.arm[2], seed, base_of(study).files, ()) for seed in (1, 2, 3))
+    assert [plan.directory for plan in first[:2]] == [plan.directory for plan in third[:2]]
+    assert first[0].directory != second[0].directory
+    assert first[2].config.pool.directory == first[1].config.pool.directory != second[2].config.pool.directory
+    assert set(run.limits) == {2000.0, float("inf")}  # phase 2 has the whole budget
+    assert [point.compute for point in found.runs["rlep", 1].points] == [0, 1000, 2000]
+
+
 @pytest.mark.parametrize("after", [1, 7])
 def test_stopped_and_continued_it_is_the_same_study(tmp_path: Path, after: int) -> None:
     whole = write_report(conducted(study_file(tmp_path / "whole"), MadeUp()))
@@ -164,6 +184,12 @@ def changed(file: Path, old: str, new: str) -> Path:
         ('name = "phase 2"', 'name = "phase 1"', "arm rlep has two phases phase 1"),
         ("control = true\n", "", r"study\.toml: a study compares arms with controls"),
         ('name = "more"', 'name = "none"', "two arms are called none"),
+        (
+            'model = "phase 1"',
+            'model = "phase 1"\nseeds = [5]',
+            r"seeds = \[5\], and phase 1 which it goes on from has \[\]",
+        ),
+        ('set = { "replay.count" = 0 }', "seeds = [5]\nset = {}", "arm none: its last phase is what is compared"),
         ('command = "collect"', 'command = "pray"', r"must be 'train', 'collect' or 'sft'"),
         ("[study]", "[study]\ncolour = 3", r"study\.colour: is not a known key"),
         ("seeds = [1, 2]", "seeds = []", r"study\.seeds: must have at least 1 value$"),
