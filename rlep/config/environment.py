@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from rlep.config.section import Positive, Seconds, Section, assigned, clashes, option
+from rlep.config.section import Positive, Processes, Seconds, Section, assigned, clashes, option
 from rlep.core.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ class EnvironmentConfig(Section):
     """Most turns of the policy in an episode; the last of them gets no observation."""
     observation_tokens: Positive = 512
     """Longest observation in tokens; a longer one is cut, and says so. A worker keeps 16 characters for each of them."""
-    workers: Positive = 1
+    workers: Processes = 1
     """Worker processes."""
     cpu_seconds: Seconds = 1.0
     """CPU time that one call may take before its episode is ``timeout``."""
