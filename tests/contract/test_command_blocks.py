@@ -4,7 +4,7 @@
     <!-- not run: needs two machines -->
 
 A block without a comment is run by bash, after the blocks above it on its page, in an empty directory with the repository's
-``configs`` and ``rlep``. Files of a page are written there first: a fenced block after ``<!-- file: NAME -->``, or the lines
+``configs``, ``rlep`` and ``studies``. Files of a page are written there first: a fenced block after ``<!-- file: NAME -->``, or the lines
 of a comment that begins so and goes on.
 """
 
@@ -55,7 +55,7 @@ def files(page: Path) -> dict[str, str]:
 
 def workplace(directory: Path, page: Path) -> Path:
     """A directory as the page's reader has it."""
-    for name in ("configs", "rlep"):
+    for name in ("configs", "rlep", "studies"):
         (directory / name).symlink_to(ROOT / name)
     for name, text in files(page).items():
         (directory / name).write_text(text)
