@@ -4,8 +4,8 @@
     <!-- not run: needs two machines -->
 
 A block without a comment is run by bash, after the blocks above it on its page, in an empty directory with the repository's
-``configs``, ``rlep`` and ``studies``. Files of a page are written there first: a fenced block after ``<!-- file: NAME -->``, or the lines
-of a comment that begins so and goes on.
+``configs``, ``rlep`` and ``studies``. Files of a page are written there first: a fenced block after ``<!-- file: NAME -->``,
+or the lines of a comment that begins so and goes on.
 """
 
 from __future__ import annotations
