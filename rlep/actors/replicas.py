@@ -29,7 +29,7 @@ class ActorStatus:
     version: int | None = None
     """Policy version it serves; None for roles that serve none, and before the first log-prob check."""
     in_flight: int = 0
-    """Requests (generator) or calls (verifier) it holds."""
+    """Requests (generator), calls (verifier) or episodes (environment) it holds."""
     tokens_per_second: float | None = None
     """Response tokens it delivered over the last half minute."""
     kv_use: float | None = None
@@ -134,6 +134,10 @@ class ReplicaSet(Generic[M]):
     def members(self) -> list[M]:
         """Every replica that was created and not removed, oldest first."""
         return list(self._members.values())
+
+    def named(self, name: str) -> M | None:
+        """Return the replica of this name; None where it was removed."""
+        return self._members.get(name)
 
     def create(self, count: int) -> list[M]:
         """Add ``count`` replicas, not started yet."""

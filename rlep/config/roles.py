@@ -136,7 +136,7 @@ class WorkerRoleConfig(ActorConfig):
     workers: Processes = 1
     """Worker processes of each actor."""
     cpu_seconds: Seconds = 1.0
-    """CPU time one verdict may take before it is ``timeout``."""
+    """CPU time one verdict, or one call of an environment, may take before it is ``timeout``."""
     restarts: Count = 3
     """Times a dead actor is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60

@@ -34,6 +34,7 @@ QWEN = (  # tool messages in a row are one user message; thinking stays until th
     "{{ m.content if loop.index0 > ns.last else m.content.split('</think>')[-1].lstrip() }}<|im_end|>\n{% endif %}"
     "{% endfor %}" + ASSISTANT
 )
+WIDE = TURN.replace("{% endfor %}", "{% if m.role == 'user' and not loop.last %}\n{% endif %}{% endfor %}") + ASSISTANT
 TRIMS = TURN.replace("m.content", "m.content | trim") + ASSISTANT
 
 
@@ -112,10 +113,8 @@ def test_thinking_that_the_prompt_opens_is_no_part_of_the_turn(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("template", "tools", "turn", "found"),
     [
-        (QWEN, False, 1, "assistant\\\\nrlep-turn-1"),  # a user's message is another question
-        (OFF, True, 1, "assistant\\\\nrlep-turn-1"),  # the empty thinking is not written again
-        (qwen3.TEMPLATE, True, 1, "assistant\\\\nrlep-turn-1"),
-        ("{% if messages | length > 3 %}Long. {% endif %}" + CHATML, True, 2, "'Long. "),
+        ("{% if messages | length > 3 %}Long. {% endif %}" + CHATML, True, 2, "'Long."),
+        (CHATML.replace("m.content", "m.content[:40] if loop.last else m.content[:6]"), False, 1, "rlep-q<"),
     ],
 )
 def test_a_template_that_forgets_what_was_sampled_is_refused(
@@ -123,6 +122,34 @@ def test_a_template_that_forgets_what_was_sampled_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=f"writes turn {turn} of an episode otherwise than .*{found}.*template_file"):
         dialogue(tmp_path, template, tools=tools)
+
+
+@pytest.mark.parametrize("template", [QWEN, OFF, qwen3.TEMPLATE, WIDE])
+def test_thinking_that_the_template_leaves_out_later_stays(template: str, tmp_path: Path) -> None:
+    talk, tokenizer = dialogue(tmp_path, template)
+    begins = shown(tokenizer, tokenizer.encode_prompt([Message("user", "n?")])).partition("n?<|im_end|>")[2]
+    for said in ("4<|im_end|>", "<think>hm</think>\n\n4<|im_end|>"):
+        suffix = talk.suffix(ids(tokenizer, said), ["more"]).tokens
+        assert shown(tokenizer, suffix) == f"\n<|im_start|>user\nmore<|im_end|>{begins}"
+
+
+def test_a_template_that_goes_on_otherwise_after_later_turns_is_refused(tmp_path: Path) -> None:
+    counts = CHATML + "{% if add_generation_prompt and messages | length > 3 %}Soon. {% endif %}"
+    with pytest.raises(
+        ModelError, match=r"after turn 2 of an episode the chat template writes .*Soon\. ', after turn 1"
+    ):
+        dialogue(tmp_path, counts)
+
+
+def test_a_turn_that_stopped_where_the_next_message_begins_has_that_token(tmp_path: Path) -> None:
+    endless = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}" + ASSISTANT
+    talk, tokenizer = dialogue(tmp_path, endless)
+    assert shown(tokenizer, talk.suffix(ids(tokenizer, "4<|im_start|>"), ["5"]).tokens).startswith(
+        "user\n5<|im_start|>"
+    )
+    assert shown(tokenizer, talk.suffix(ids(tokenizer, "4"), ["5"]).tokens).startswith(
+        "<|im_start|>user\n5<|im_start|>"
+    )
 
 
 def test_a_template_without_tools_messages_is_refused(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Environments in worker processes of this one, behind the driver's port."""
+"""Environments in worker processes of this one, with the verbs of the driver's port."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,6 +31,11 @@ _MEMORY_MB = 4096
 def factory_digest(factory: str) -> str:
     """Eight hex digits of the hash of the file of the environment's class. Raises ConfigError."""
     return source_digest(factory, "environment.factory")
+
+
+def verifier_name(factory: str) -> str:
+    """Name that the verdicts of an environment have as their verifier's."""
+    return f"environment:{factory}"
 
 
 def limits_of(config: EnvironmentConfig) -> Limits:
@@ -171,6 +177,17 @@ class LocalEnvironments:
 
     def _verdict(self, status: str, extracted: str | None, seconds: float, reason: str, *scored: Any) -> Verdict:
         """``scored``: a score and its parts."""
-        name, found = f"environment:{self._factory}", cast("Status", status)
+        name, found = verifier_name(self._factory), cast("Status", status)
         score, parts = scored or (None, {})
         return Verdict(found, extracted, name, self.digest, "full", seconds, score, parts, reason)
+
+
+@asynccontextmanager
+async def local_environments(config: EnvironmentConfig) -> AsyncIterator[LocalEnvironments]:
+    """Have environments in this process as long as the block lasts. Raises ConfigError where the class is none."""
+    environments = LocalEnvironments(config, idle_s=3600)
+    try:
+        await environments.start()
+        yield environments
+    finally:
+        environments.close()
