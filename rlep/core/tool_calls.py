@@ -21,7 +21,7 @@ _DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(f"{name} is no J
 
 
 class _Unreadable(ValueError):
-    """What is wrong with a call, said to the policy."""
+    """Fault of a call, said to the policy."""
 
 
 def _refuse(why: str) -> None:

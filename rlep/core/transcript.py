@@ -28,7 +28,7 @@ _AFTER = re.compile(rf"(?:assistant|model)\s*(?:{MARK.pattern}\s*){{0,2}}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy wrote, and what its environment answered."""
+    """Text of the policy, and what its environment answered."""
 
     said: tuple[str | ToolCall, ...]
     """Texts and calls in their order."""

@@ -226,7 +226,7 @@ def _difference(rendered: str, kept: str) -> str:
 
 
 def _common(one: str, other: str) -> str:
-    """What two texts begin with alike."""
+    """Common beginning of two texts."""
     alike = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     return one[: min(len(one), len(other)) if alike is None else alike]
 

@@ -20,7 +20,7 @@ class BadCall(ValueError):
 
 
 class Arguments:
-    """What a tool takes, by name."""
+    """Parameters of a tool, by name."""
 
     def __init__(self, name: str, method: Callable[..., Any]) -> None:
         """``method``: of a class, with ``self``. Raises TypeError or NameError where no call in JSON can serve it."""
