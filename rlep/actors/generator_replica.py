@@ -76,10 +76,11 @@ class Fleet:
     model: Path
     queue: WorkQueue
     colocated: Colocated | None  # where they share their devices with the learner
-    serving: Callable[[], int]  # count those that take requests now
     settle: Callable[
         [], None
     ]  # stop work that nobody needs, end rollouts that cannot finish: called after every change
+    serving: int = 0
+    """Generators that take requests now; kept by ``GeneratorReplica``, for it is asked often."""
     weights: WeightUpdate | int | None = None
     """Weights for a generator that starts: the last publication through shared memory, or the model directory's under that
     version. In a group it has none until the next transfer."""
@@ -138,7 +139,7 @@ class GeneratorReplica(Replica):
         if self.state is not GeneratorState.SERVING:
             return 0
         queue, most = self._fleet.queue, self._config.max_sequences
-        slots = min(queue.share(self._fleet.serving()), most + most // WAITING)
+        slots = min(queue.share(self._fleet.serving), most + most // WAITING)
         free = slots - queue.count_leased(self.holder)
         return free if free >= max(1, slots // REFILL) else 0
 
@@ -173,6 +174,7 @@ class GeneratorReplica(Replica):
         try:
             await self._bring_up()
         except BaseException:
+            self._enter(GeneratorState.LOST)
             self.actor.kill()
             self._fleet.cluster.forget(self.name)
             self._fleet.settle()
@@ -349,6 +351,7 @@ class GeneratorReplica(Replica):
 
     def _enter(self, state: GeneratorState) -> None:
         if self.state is not GeneratorState.LEAVING or state is GeneratorState.LOST:  # a load does not call it back
+            self._fleet.serving += (state is GeneratorState.SERVING) - (self.state is GeneratorState.SERVING)
             self.state = state
         self._changes.tell()
 

@@ -58,7 +58,6 @@ class GeneratorPool:
             model,
             self._queue,
             shared,
-            serving=lambda: sum(replica.state is GeneratorState.SERVING for replica in self.replicas),
             settle=self._settle,
         )
         self._set = ReplicaSet("generator", lambda name: GeneratorReplica(name, self._fleet))
@@ -207,7 +206,8 @@ class GeneratorPool:
         return max(outcome for outcome in outcomes.values() if not isinstance(outcome, BaseException))
 
     def _has_room(self, holder: str) -> bool:
-        return any(replica.holder == holder and replica.free > 0 for replica in self.replicas)
+        replica = self._set.named(holder.rpartition(".")[0])
+        return replica is not None and replica.holder == holder and replica.free > 0
 
     def _staying(self) -> list[GeneratorReplica]:
         return [replica for replica in self.replicas if replica.state is not GeneratorState.LEAVING]

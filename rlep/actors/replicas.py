@@ -135,6 +135,10 @@ class ReplicaSet(Generic[M]):
         """Every replica that was created and not removed, oldest first."""
         return list(self._members.values())
 
+    def named(self, name: str) -> M | None:
+        """Return the replica of this name; None where it was removed."""
+        return self._members.get(name)
+
     def create(self, count: int) -> list[M]:
         """Add ``count`` replicas, not started yet."""
         names = [f"{self.kind}-{next(self._numbers)}" for _ in range(count)]

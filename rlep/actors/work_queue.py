@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -38,6 +38,8 @@ class GenerateCall:
     sampling: Sampling
     missing: dict[str, Request]
     finished: asyncio.Queue[Completion | Exception] = field(default_factory=asyncio.Queue)
+    entries: Sequence[QueuedRequest] = ()
+    """All its requests on their way."""
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +95,7 @@ class WorkQueue:
             raise ValueError(f"request ids must be distinct; already queued: {clashes[:3] or 'within the job itself'}")
         job = GenerateCall(sampling, missing)
         entries = [QueuedRequest(job, request) for request in wanted]
+        job.entries = entries
         self._open.update((entry.request.id, entry) for entry in entries)
         for entry in entries:
             home = self._served.pop(entry.request.episode, None)
@@ -178,14 +181,16 @@ class WorkQueue:
 
     def cancel(self, job: GenerateCall) -> dict[str, list[str]]:
         """Forget a job; returns who may stop working on what of it, as worker → request ids: those leases are over."""
-        for identity in job.missing:
-            self._forget(identity)
-        self._pending = deque(entry for entry in self._pending if entry.job is not job)
-        for home, lane in self._turns.items():
-            self._turns[home] = deque(entry for entry in lane if entry.job is not job)
+        if job.missing:  # an episode's turns are a job each: those that have ended leave nothing that waits
+            for identity in job.missing:
+                self._forget(identity)
+            self._pending = deque(entry for entry in self._pending if entry.job is not job)
+            for home, lane in self._turns.items():
+                self._turns[home] = deque(entry for entry in lane if entry.job is not job)
+        holders = {worker for entry in job.entries for worker in entry.leases}
         held: dict[str, list[str]] = {}
         for worker, leases in self._leased.items():
-            for entry in [entry for entry in leases.values() if entry.job is job]:
+            for entry in [entry for entry in leases.values() if entry.job is job] if worker in holders else []:
                 self._release(worker, entry)
                 held.setdefault(worker, []).append(entry.request.id)
         return held

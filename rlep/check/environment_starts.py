@@ -15,7 +15,8 @@ from rlep.core.types import Prompt
 from rlep.data.prompt_rows import PromptRow
 from rlep.data.prompts import NAMED_CHARACTERS
 from rlep.hub.client import Phase
-from rlep.services.environment.local import factory_digest, local_environments
+from rlep.services.environment import digest
+from rlep.services.environment.local import local_environments
 
 Schemas = Sequence[Mapping[str, object]]
 AT_ONCE = 64
@@ -26,7 +27,7 @@ NAMED = 3
 
 def environment_digest(config: EnvironmentConfig) -> str:
     """Names the environment of a run's episodes; empty where they are none. Raises ``ConfigError`` where its file is not here."""
-    return f"{config.factory}:{factory_digest(config.factory)}" if config.factory else ""
+    return digest.environment_digest(config.factory) if config.factory else ""
 
 
 def tool_names(schemas: Schemas) -> list[str]:

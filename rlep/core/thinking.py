@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-MARK = re.compile(r"[<\[◁](/?)(?:seed:)?think(?:ing)?[>\]▷]", re.IGNORECASE)
+_NAMED = r"(?:seed:)?think(?:ing)?[>\]▷]"
+OPENS, CLOSES = rf"[<\[◁]{_NAMED}", rf"[<\[◁]/{_NAMED}"
+"""Patterns of the two marks."""
+MARK = re.compile(rf"[<\[◁](/?){_NAMED}", re.IGNORECASE)
 """``<think>`` (Qwen3, DeepSeek-R1, Phi-4), ``[THINK]`` (Magistral), ``<seed:think>`` (Seed-OSS), ``◁think▷`` (Kimi) or
 ``<thinking>``; group 1 is the slash."""
 

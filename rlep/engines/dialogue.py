@@ -5,9 +5,9 @@ Sampled ids are never encoded again. What follows a turn, its *suffix*, is the d
     question · turn                                the template ends the turn, e.g. <|im_end|>\\n
     question · turn · observation · next turn      … and writes the observation and what begins the next turn
 
-in which short texts stand for question, turn and observation. It is encoded alone. So an episode is what the template would show
-the model only if that keeps every turn as it was sampled: one that takes the thinking out of earlier turns, or writes another
-beginning before them, is refused.
+in which short texts stand for question, turn and observation. It is encoded alone, and is the same after every turn. So the model
+is shown its turns as it sampled them. A template may leave the thinking of earlier turns out, write other thinking before them,
+or other white space: what was sampled stays all the same. One that writes anything else otherwise is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from rlep.core.episodes import Suffix, ToolCall
 from rlep.core.errors import ModelError
-from rlep.core.thinking import MARK, opened
+from rlep.core.thinking import CLOSES, MARK, OPENS, opened
 from rlep.core.tool_calls import answer_of, message_calls, read_tool_calls
 from rlep.core.types import Int32Array, Message
 from rlep.engines.tokenizer import TEMPLATE_FAULTS, Tokenizer
@@ -31,6 +31,8 @@ VERBATIM = ' "rlep"\n<b> &\\ \u00e9 '
 """An observation that a template which trims or quotes texts would write otherwise."""
 CUT = "\n[cut]"
 """End of an observation that was too long."""
+BEFORE_TURN = re.compile(rf"(?:\s*{OPENS}(?:(?!{TURN}).)*?{CLOSES})+\s*(?={TURN})", re.IGNORECASE | re.DOTALL)
+"""Thinking before a turn, in a rendering."""
 SHOWN = 48
 """Characters of a rendering that an error shows on each side."""
 
@@ -107,27 +109,31 @@ class Dialogue:
         return Message("assistant", opening + self._turn(number))
 
     def _check_kept(self) -> None:
-        """Raise ``ModelError`` where a conversation does not begin as it was when its earlier turns were sampled."""
-        messages, kept = [Message("user", QUESTION)], self._begins
+        """Raise ``ModelError`` where turns are written otherwise than sampled, thinking aside, or end otherwise later."""
+        messages, kept, before = [Message("user", QUESTION)], self._begins, ""
         for number in (1, 2):
             kept += self._turn(number)
             messages += [self._said(number), Message(self._role, f"{OBSERVATION}-{number}")]
             rendered = self._tokenizer.render(messages)
-            if not rendered.startswith(kept):
-                at = len(_common(rendered, kept))
-                before = max(at - SHOWN, 0)
+            if differs := _difference(_spoken(rendered), _spoken(kept)):
                 raise ModelError(
                     f"{self._tokenizer.template_name}: with what follows it, the chat template writes turn {number} of an "
-                    f"episode otherwise than the model was shown and has sampled it: {rendered[before : at + SHOWN]!r} in place "
-                    f"of {kept[before : at + SHOWN]!r}. The model would be trained on conversations that the template never "
-                    "makes; give one that keeps earlier turns as they were, as model.template_file"
+                    f"episode otherwise than the model was shown and has sampled it, white space aside: {differs}. The model "
+                    "would be trained on conversations that the template never makes; give one that keeps earlier turns as they "
+                    "were, as model.template_file"
                 )
-            kept = rendered
+            follows = _rest(rendered, number).replace(f"{OBSERVATION}-{number}", OBSERVATION)
+            if number > 1 and follows != before:
+                raise ModelError(
+                    f"{self._tokenizer.template_name}: after turn {number} of an episode the chat template writes {follows!r}, "
+                    f"after turn 1 {before!r}; give one that goes on alike after every turn, as model.template_file"
+                )
+            kept, before = rendered, follows
 
     def _after(self, texts: Sequence[str]) -> str:
         """What the template writes after a turn and before the next, with these observations between them."""
         messages = [Message("user", QUESTION), self._said(1), *(Message(self._role, text) for text in texts)]
-        return self._tokenizer.render(messages)[len(self._begins + self._turn(1)) :]
+        return _rest(self._tokenizer.render(messages), 1)
 
     def _pieces_of(self, count: int) -> tuple[str, ...]:
         """The texts before, between and after ``count`` observations; none where it does not write them as they are."""
@@ -154,15 +160,17 @@ class Dialogue:
     def _end(self) -> list[int]:
         """Ids with which the template ends a turn, whatever follows."""
         messages = [Message("user", QUESTION), self._said(1)]
-        rendered, kept = self._tokenizer.render(messages, begins_response=False), self._begins + self._turn(1)
-        if not rendered.startswith(kept):
-            return []
-        return self._tokenizer.encode_text(_common(rendered[len(kept) :], self._after([OBSERVATION])))
+        ends = _rest(self._tokenizer.render(messages, begins_response=False), 1)
+        return self._tokenizer.encode_text(_common(ends, self._after([OBSERVATION])))
 
     def _ended(self, turn: Int32Array, ids: Sequence[int]) -> int:
         """The number of ids at the beginning of a suffix that the turn itself has: to the token that ended it."""
         last = int(turn[-1]) if len(turn) else -1
-        have = self._end.index(last) + 1 if last in self._end else 0
+        if last not in self._end:
+            return int(last in self._tokenizer.special and last in ids[:1])  # it stopped where the next message begins
+        have = self._end.index(last) + 1
+        if last not in self._tokenizer.special and turn[-have:].tolist() != self._end[:have]:
+            return 0  # it stopped at a text that ends like the end, e.g. in a line break
         return have if list(ids[:have]) == self._end[:have] else 0
 
     @cached_property
@@ -198,8 +206,27 @@ class Dialogue:
         return CUT.strip()
 
 
+def _spoken(rendered: str) -> str:
+    """A rendering without thinking and white space."""
+    return "".join(BEFORE_TURN.sub("", rendered).split())
+
+
+def _rest(rendered: str, number: int) -> str:
+    """What follows a turn in a rendering; empty where it leaves the turn out."""
+    return rendered.partition(f"{TURN}-{number}")[2]
+
+
+def _difference(rendered: str, kept: str) -> str:
+    """Where a rendering does not begin with ``kept``, for an error; empty where it does."""
+    if rendered.startswith(kept):
+        return ""
+    at = len(_common(rendered, kept))
+    before = max(at - SHOWN, 0)
+    return f"{rendered[before : at + SHOWN]!r} in place of {kept[before : at + SHOWN]!r}"
+
+
 def _common(one: str, other: str) -> str:
-    """What two texts begin with alike."""
+    """Common beginning of two texts."""
     alike = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     return one[: min(len(one), len(other)) if alike is None else alike]
 

@@ -34,6 +34,7 @@ QWEN = (  # tool messages in a row are one user message; thinking stays until th
     "{{ m.content if loop.index0 > ns.last else m.content.split('</think>')[-1].lstrip() }}<|im_end|>\n{% endif %}"
     "{% endfor %}" + ASSISTANT
 )
+WIDE = TURN.replace("{% endfor %}", "{% if m.role == 'user' and not loop.last %}\n{% endif %}{% endfor %}") + ASSISTANT
 TRIMS = TURN.replace("m.content", "m.content | trim") + ASSISTANT
 
 
@@ -61,6 +62,26 @@ def test_a_suffix_begins_after_the_token_that_ended_the_turn(tmp_path: Path) -> 
     stopped = talk.suffix(ids(tokenizer, "</guess>"), ["too small"])
     assert shown(tokenizer, stopped.tokens) == f"<|im_end|>{shown(tokenizer, ended.tokens)}"
     assert talk.suffix(ids(tokenizer, ""), ["too small"]).tokens.tolist() == stopped.tokens.tolist()
+
+
+def test_a_turn_that_stopped_at_a_line_break_is_ended(tmp_path: Path) -> None:
+    talk, tokenizer = dialogue(tmp_path)
+    stopped = talk.suffix(ids(tokenizer, "4?\n"), ["too small"])
+    assert (
+        shown(tokenizer, stopped.tokens) == "<|im_end|>\n<|im_start|>user\ntoo small<|im_end|>\n<|im_start|>assistant\n"
+    )
+    whole = talk.suffix(ids(tokenizer, "4?<|im_end|>\n"), ["too small"])
+    assert shown(tokenizer, whole.tokens) == "<|im_start|>user\ntoo small<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_marks_of_calls_are_read_where_they_are_special_tokens(tmp_path: Path) -> None:
+    talk, tokenizer = dialogue(tmp_path, WITH_TOOLS, tools=True)
+    tokenizer.backend.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    turn = ids(tokenizer, "Both: " + '<tool_call>{"name": "add", "arguments": {}}</tool_call>\n' * 2 + "<|im_end|>")
+    assert int(turn[6]) in tokenizer.special
+    assert list(talk.calls(turn)) == [ToolCall("add", "{}")] * 2
+    said = talk.suffix(turn, ["a <tool_call> of mine"])
+    assert shown(tokenizer, said.tokens).startswith("\n<|im_start|>tool\na < tool_call> of mine<|im_end|>")
 
 
 def test_prompt_turn_and_suffix_are_what_the_template_shows(tmp_path: Path) -> None:
@@ -92,10 +113,8 @@ def test_thinking_that_the_prompt_opens_is_no_part_of_the_turn(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("template", "tools", "turn", "found"),
     [
-        (QWEN, False, 1, "assistant\\\\nrlep-turn-1"),  # a user's message is another question
-        (OFF, True, 1, "assistant\\\\nrlep-turn-1"),  # the empty thinking is not written again
-        (qwen3.TEMPLATE, True, 1, "assistant\\\\nrlep-turn-1"),
-        ("{% if messages | length > 3 %}Long. {% endif %}" + CHATML, True, 2, "'Long. "),
+        ("{% if messages | length > 3 %}Long. {% endif %}" + CHATML, True, 2, "'Long."),
+        (CHATML.replace("m.content", "m.content[:40] if loop.last else m.content[:6]"), False, 1, "rlep-q<"),
     ],
 )
 def test_a_template_that_forgets_what_was_sampled_is_refused(
@@ -103,6 +122,34 @@ def test_a_template_that_forgets_what_was_sampled_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=f"writes turn {turn} of an episode otherwise than .*{found}.*template_file"):
         dialogue(tmp_path, template, tools=tools)
+
+
+@pytest.mark.parametrize("template", [QWEN, OFF, qwen3.TEMPLATE, WIDE])
+def test_thinking_that_the_template_leaves_out_later_stays(template: str, tmp_path: Path) -> None:
+    talk, tokenizer = dialogue(tmp_path, template)
+    begins = shown(tokenizer, tokenizer.encode_prompt([Message("user", "n?")])).partition("n?<|im_end|>")[2]
+    for said in ("4<|im_end|>", "<think>hm</think>\n\n4<|im_end|>"):
+        suffix = talk.suffix(ids(tokenizer, said), ["more"]).tokens
+        assert shown(tokenizer, suffix) == f"\n<|im_start|>user\nmore<|im_end|>{begins}"
+
+
+def test_a_template_that_goes_on_otherwise_after_later_turns_is_refused(tmp_path: Path) -> None:
+    counts = CHATML + "{% if add_generation_prompt and messages | length > 3 %}Soon. {% endif %}"
+    with pytest.raises(
+        ModelError, match=r"after turn 2 of an episode the chat template writes .*Soon\. ', after turn 1"
+    ):
+        dialogue(tmp_path, counts)
+
+
+def test_a_turn_that_stopped_where_the_next_message_begins_has_that_token(tmp_path: Path) -> None:
+    endless = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}" + ASSISTANT
+    talk, tokenizer = dialogue(tmp_path, endless)
+    assert shown(tokenizer, talk.suffix(ids(tokenizer, "4<|im_start|>"), ["5"]).tokens).startswith(
+        "user\n5<|im_start|>"
+    )
+    assert shown(tokenizer, talk.suffix(ids(tokenizer, "4"), ["5"]).tokens).startswith(
+        "<|im_start|>user\n5<|im_start|>"
+    )
 
 
 def test_a_template_without_tools_messages_is_refused(tmp_path: Path) -> None:

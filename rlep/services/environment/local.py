@@ -22,6 +22,8 @@ MOST_CALLS = 16
 """Calls of tools in one turn that are carried out."""
 CHARACTERS = 16
 """Characters of an observation that a worker keeps for each token that it may have."""
+_FILES = 1024
+"""Open files of a process with all its episodes."""
 _MEMORY_MB = 4096
 """Of a process with all its episodes, beyond what its imports took."""
 
@@ -43,6 +45,7 @@ def limits_of(config: EnvironmentConfig) -> Limits:
         wall_seconds=config.deadline_s,
         memory_mb=_MEMORY_MB,
         recycle_mb=_MEMORY_MB // 2,
+        files=_FILES,
         network=config.network,
     )
 
