@@ -19,6 +19,8 @@ Calls of two worker processes:
 
 * ``game_calls_per_second``: guess the number; an episode is a beginning, eight guesses and an end;
 * ``tool_calls_per_second``: the calculator, with eight calls in place of the guesses;
+* ``actor_calls_per_second``: the game in an actor, as a run has it, with the same two workers;
+* ``driver_cpu_us_per_call``: CPU time of a call of that in the driver's process;
 * ``parent_cpu_us_per_call`` and ``worker_cpu_us_per_call``: CPU time of a call in the game, here and in the workers: unlike
   calls a second, they do not depend on what else runs on the machine.
 """
@@ -33,13 +35,19 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from rlep.actors.cluster import Cluster
+from rlep.actors.environments import EnvironmentPool
 from rlep.config.environment import EnvironmentConfig
+from rlep.config.roles import ClusterConfig
 from rlep.core.episodes import Action, ToolCall
-from rlep.services.environment.local import LocalEnvironments
+from rlep.driver.ports import Environments
+from rlep.services.environment.local import local_environments
 
 if TYPE_CHECKING:
     from benchmarks.parts.episode_step import cpu_below, simulated_step, step_at_once
@@ -50,6 +58,9 @@ else:  # a script's own directory is where it imports from
         from benchmarks.parts.episode_step import cpu_below, simulated_step, step_at_once
 
 RESULTS = Path(__file__).parent / "results" / "episodes.json"
+GAME = "rlep.environments.guess_number:GuessNumber"
+Home = Callable[[EnvironmentConfig], AbstractAsyncContextManager[Environments]]
+"""Starts environments and ends them."""
 WORKERS = 2
 TURNS = 8
 AT_ONCE = 256
@@ -112,23 +123,46 @@ def prefixes() -> dict[str, Any]:
 
 
 def calls(count: int) -> dict[str, Any]:
-    """Figures of two workers."""
-    game, parent, workers = asyncio.run(played("rlep.environments.guess_number:GuessNumber", "0", count))
+    """Figures of two workers, and of the actor that has them."""
+    game, parent, workers = asyncio.run(played(GAME, "0", count))
     tool, *_ = asyncio.run(played("rlep.environments.calculator:Calculator", SUM, count))
+    acted, driver, _ = asyncio.run(played(GAME, "0", count, home=actor))
     return {
         "workers": WORKERS,
         "episodes": count,
         "game_calls_per_second": round(game),
         "tool_calls_per_second": round(tool),
+        "actor_calls_per_second": round(acted),
+        "driver_cpu_us_per_call": round(driver * 1e6, 1),
         "parent_cpu_us_per_call": round(parent * 1e6, 1),
         "worker_cpu_us_per_call": round(workers * 1e6, 1),
     }
 
 
-async def played(factory: str, action: Action, count: int) -> tuple[float, float, float]:
-    """Calls a second of ``count`` episodes, and CPU seconds of a call in this process and in the workers."""
-    environments = LocalEnvironments(EnvironmentConfig(factory=factory, workers=WORKERS), idle_s=3600)
-    await environments.start()
+async def played(
+    factory: str, action: Action, count: int, home: Home = local_environments
+) -> tuple[float, float, float]:
+    """Calls a second of ``count`` episodes, and CPU seconds of a call in this process and in those below it."""
+    async with home(EnvironmentConfig(factory=factory, workers=WORKERS)) as environments:
+        return await played_in(environments, action, count)
+
+
+@asynccontextmanager
+async def actor(config: EnvironmentConfig) -> AsyncIterator[Environments]:
+    """Have environments in an actor of a private cluster."""
+    cluster = Cluster(ClusterConfig(cpus=2), "episodes")
+    cluster.connect()
+    pool = EnvironmentPool(cluster, config, idle_s=3600)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+        cluster.close()
+
+
+async def played_in(environments: Environments, action: Action, count: int) -> tuple[float, float, float]:
+    """Return what ``played`` does."""
     waiting = iter(range(count))
 
     async def play() -> None:
@@ -140,14 +174,11 @@ async def played(factory: str, action: Action, count: int) -> tuple[float, float
                     raise RuntimeError(f"an episode ended early: {observation}")
             await environments.end(str(number))
 
-    try:
-        began, parent, workers = time.perf_counter(), time.process_time(), cpu_below()
-        await asyncio.gather(*(play() for _ in range(AT_ONCE)))
-        seconds = time.perf_counter() - began
-        calls = count * (TURNS + 2)
-        return calls / seconds, (time.process_time() - parent) / calls, (cpu_below() - workers) / calls
-    finally:
-        environments.close()
+    began, parent, workers = time.perf_counter(), time.process_time(), cpu_below()
+    await asyncio.gather(*(play() for _ in range(AT_ONCE)))
+    seconds = time.perf_counter() - began
+    calls = count * (TURNS + 2)
+    return calls / seconds, (time.process_time() - parent) / calls, (cpu_below() - workers) / calls
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ KINDS = {  # what a process is, by a part of its command line; the first that fi
     "ray::GeneratorActor": "generator",
     "VLLM::": "engine",
     "ray::VerifierActor": "verifier",
+    "ray::EnvironmentActor": "environment",
     "ray::LearnerActor": "learner",
     "ray::PoolActor": "pool",
     "ray::ControlActor": "control",

@@ -1,6 +1,6 @@
 """Control of a run in progress by another process: a mailbox actor in its namespace, and the driver that answers it.
 
-    rlep scale … ─► ControlActor.ask ─► Control (in the driver) ─► Generators, Verifiers
+    rlep scale … ─► ControlActor.ask ─► Control (in the driver) ─► Generators, Verifiers, Environments
                                   ◄──── RunStatus or the reason ◄──┘
 
     loop                          consumes                    waits for                       unblocked by
@@ -37,7 +37,7 @@ from rlep.metrics.spans import Span, StepBreakdown
 
 if TYPE_CHECKING:  # ``rlep status`` needs neither
     from rlep.actors.generators import GeneratorPool
-    from rlep.actors.verifiers import VerifierPool
+    from rlep.actors.worker_role import WorkerRole
 
 ACTOR_NAME = "control"
 ROLE = ActorConfig(cpus=0)
@@ -45,7 +45,7 @@ POLL_S = 20.0
 """The driver asks for commands again after this time; a command that comes meanwhile is handed over at once."""
 MOST_OPEN = 64
 """Commands that may wait for an answer at once."""
-Role = Literal["generators", "verifiers"]
+Role = Literal["generators", "verifiers", "environments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Control:
     def __init__(
         self,
         cluster: Cluster,
-        elastic: Mapping[Role, GeneratorPool | VerifierPool],
+        elastic: Mapping[Role, GeneratorPool | WorkerRole[Any]],
         watched: Sequence[Callable[[], RoleStatus]],
         progress: Callable[[], RunProgress] = RunProgress,
     ) -> None:
@@ -204,7 +204,7 @@ class Control:
             kind = command.actor.rpartition("-")[0]
             role = next((role for role in self._elastic.values() if role.status().role == kind), None)
             if role is None:
-                raise ConfigError(f"{command.actor} cannot be drained: only generators and verifiers can")
+                raise ConfigError(f"{command.actor} cannot be drained: only generators, verifiers and environments can")
             await role.drain(command.actor, command.grace_s)
         return self.status(spans=isinstance(command, Look) and command.spans)
 

@@ -18,6 +18,10 @@ class Once:
 
     async def __call__(self, number: int, work: Callable[[], Awaitable[Any]]) -> Any:
         """Return the result of ``work``, or of the work that was begun under this ``number`` before."""
+        return await asyncio.shield(self.begin(number, work))
+
+    def begin(self, number: int, work: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
+        """Begin ``work``, unless it was begun under this ``number`` before; not to be cancelled."""
         if number != self._number:
             self._number, self._result = number, silence(asyncio.ensure_future(work()))  # nobody may ask again
-        return await asyncio.shield(self._result)
+        return self._result

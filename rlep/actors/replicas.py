@@ -29,7 +29,7 @@ class ActorStatus:
     version: int | None = None
     """Policy version it serves; None for roles that serve none, and before the first log-prob check."""
     in_flight: int = 0
-    """Requests (generator) or calls (verifier) it holds."""
+    """Requests (generator), calls (verifier) or episodes (environment) it holds."""
     tokens_per_second: float | None = None
     """Response tokens it delivered over the last half minute."""
     kv_use: float | None = None

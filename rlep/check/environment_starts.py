@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from rlep.config.environment import EnvironmentConfig
 from rlep.core.episodes import Observation, reset_seed
@@ -15,7 +15,8 @@ from rlep.core.types import Prompt
 from rlep.data.prompt_rows import PromptRow
 from rlep.data.prompts import NAMED_CHARACTERS
 from rlep.hub.client import Phase
-from rlep.services.environment.local import LocalEnvironments, factory_digest
+from rlep.services.environment import digest
+from rlep.services.environment.local import local_environments
 
 Schemas = Sequence[Mapping[str, object]]
 AT_ONCE = 64
@@ -26,7 +27,7 @@ NAMED = 3
 
 def environment_digest(config: EnvironmentConfig) -> str:
     """Names the environment of a run's episodes; empty where they are none. Raises ``ConfigError`` where its file is not here."""
-    return f"{config.factory}:{factory_digest(config.factory)}" if config.factory else ""
+    return digest.environment_digest(config.factory) if config.factory else ""
 
 
 def tool_names(schemas: Schemas) -> list[str]:
@@ -39,7 +40,7 @@ def tools_of(config: EnvironmentConfig) -> Schemas:
     """Return the tools of a config's environment. Raises ``ConfigError`` where it cannot be used."""
 
     async def look() -> Schemas:
-        async with _environments(config) as environments:
+        async with local_environments(config) as environments:
             return environments.tools
 
     return asyncio.run(look())
@@ -55,7 +56,7 @@ def told_texts(
 
     async def look() -> list[Observation]:
         begun: dict[str, Observation] = {}
-        async with _environments(config) as environments:
+        async with local_environments(config) as environments:
             free = asyncio.Semaphore(AT_ONCE * config.workers)
 
             async def begin(prompt_id: str, row: PromptRow) -> tuple[str, Observation]:
@@ -101,13 +102,3 @@ def check_same_rows(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> None
                 f"the question {prompt.question[:NAMED_CHARACTERS]!r} is in data.evaluation and, with other values of "
                 f"{named(names)}, in data.train: it would have two environments; leave it out of one of them"
             )
-
-
-@asynccontextmanager
-async def _environments(config: EnvironmentConfig) -> AsyncIterator[LocalEnvironments]:
-    environments = LocalEnvironments(config, idle_s=3600)
-    try:
-        await environments.start()
-        yield environments
-    finally:
-        environments.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlep.actors.cluster import Cluster
 from rlep.actors.cluster_address import joined_address, named_address
-from rlep.actors.verifiers import check_nodes
+from rlep.actors.node_checks import check_nodes, trials_of
 from rlep.check.build_checks import BUILDS
 from rlep.check.finding import Finding
 from rlep.check.inputs import Look, Subject
@@ -160,11 +160,13 @@ def cluster(subject: Subject) -> Iterator[Finding]:
     try:
         joined.connect()
         yield Finding("Ray cluster", "ok", named_address(config.cluster.address))
-        yield Finding("verifier on the cluster", "ok", asyncio.run(check_nodes(joined, config.verifier)))
+        for trial in trials_of(config):
+            try:
+                yield Finding(f"{trial.role} on the cluster", "ok", asyncio.run(check_nodes(joined, trial)))
+            except RlepError as error:
+                yield Finding(f"{trial.role} on the cluster", "wrong", str(error))
     except PlacementError as error:
         yield Finding("Ray cluster", "wrong", str(error), "ray start --head, or check the address")
-    except RlepError as error:
-        yield Finding("verifier on the cluster", "wrong", str(error))
     finally:
         joined.close()
 

@@ -31,7 +31,11 @@ def check(
     *,
     try_parts: Annotated[
         bool,
-        typer.Option("--try", help="Also try the parts here, with two layers of the model's shape: some minutes."),
+        typer.Option(
+            "--try",
+            help="Also try the parts here, with two layers of the model's shape: some minutes. With an environment also "
+            "play an episode with the model itself.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
@@ -56,10 +60,12 @@ def _findings(files: list[Path] | None, overrides: list[str] | None, *, try_part
         check_versions()
         from rlep.check.parts.trials import try_parts as trials
         from rlep.launch.event_loop import interrupt_once
+        from rlep.launch.try_episode import try_episode
 
         interrupt_once()
         try:
-            yield from trials(config, lambda name: typer.echo(f"{name} …", err=True))
+            for trial in (trials, try_episode):
+                yield from trial(config, lambda name: typer.echo(f"{name} …", err=True))
         except ModelError as error:  # no shape to make a small model of
             yield Finding("parts", "wrong", str(error))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlep.actors.cluster import Cluster
     from rlep.actors.control import Command, RunClient, RunStatus
 
-ActorKind = Literal["generators", "verifiers"]
+ActorKind = Literal["generators", "verifiers", "environments"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
 RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
@@ -78,14 +78,14 @@ def timeline(
 
 
 def scale(
-    role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers", help="The role to scale.")],
+    role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers|environments", help="The role to scale.")],
     count: Annotated[int, typer.Argument(metavar="N", min=1, help="The desired number.")],
     run: RunName,
     address: Address = None,
     *,
     grace: Grace = 60,
 ) -> None:
-    """Set the number of generators or verifiers of a running run; the newest are drained first."""
+    """Set the number of generators, verifiers or environments of a running run; the newest are drained first."""
     cluster = run_cluster(run, address)
     from rlep.actors.control import Scale
 
@@ -99,7 +99,7 @@ def drain(
     *,
     grace: Grace = 60,
 ) -> None:
-    """Drain one generator or verifier of a running run: it finishes its work, or returns it to the queue."""
+    """Drain one generator, verifier or environment of a running run: it finishes its work, or returns it to the queue."""
     cluster = run_cluster(run, address)
     from rlep.actors.control import Drain
 

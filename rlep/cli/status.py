@@ -66,6 +66,8 @@ def backlog(status: RunStatus) -> list[str]:
             lines.append(f"requests: {role.backlog} waiting for a generator, {again}")
         elif role.role == "verifier":
             lines.append(f"verdicts: {counted(role.backlog, 'call')} waiting for a verifier")
+        elif role.role == "environment":
+            lines.append(f"episodes: {role.backlog} waiting for an environment")
     return lines
 
 

@@ -6,12 +6,13 @@ from typing import Self
 
 from pydantic import model_validator
 
-from rlep.config.section import Positive, Seconds, Section, assigned, clashes, option
+from rlep.config.roles import WorkerRoleConfig
+from rlep.config.section import Positive, Seconds, assigned, clashes, option
 from rlep.core.errors import ConfigError
 
 
-class EnvironmentConfig(Section):
-    """The environment of episodes, and its killable worker processes beside the driver; each of them has many episodes."""
+class EnvironmentConfig(WorkerRoleConfig):
+    """Environment actors; each supervises killable worker processes, and each of those has many episodes."""
 
     factory: str | None = option(
         None,
@@ -36,10 +37,6 @@ class EnvironmentConfig(Section):
     """Most turns of the policy in an episode; the last of them gets no observation."""
     observation_tokens: Positive = 512
     """Longest observation in tokens; a longer one is cut, and says so. A worker keeps 16 characters for each of them."""
-    workers: Positive = 1
-    """Worker processes."""
-    cpu_seconds: Seconds = 1.0
-    """CPU time that one call may take before its episode is ``timeout``."""
     deadline_s: Seconds = 30
     """Longest call of a tool, of ``step``, ``reset`` or ``get_reward``, its waits included; then the episode is ``timeout``."""
     network: bool = False

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from rlep.config.engine_arguments import refusal
-from rlep.config.section import Count, Positive, Seconds, Section, clashes, needs, option
+from rlep.config.section import Count, Positive, Processes, Seconds, Section, clashes, needs, option
 from rlep.core.errors import ConfigError
 
 SHARED_UTILIZATION = 0.9
@@ -133,10 +133,10 @@ class WorkerRoleConfig(ActorConfig):
     """CPU cores reserved for each actor; 0 reserves none: it then works beside the generators."""
     count: Positive = 1
     """Number of actors."""
-    workers: Positive = 1
+    workers: Processes = 1
     """Worker processes of each actor."""
     cpu_seconds: Seconds = 1.0
-    """CPU time one verdict may take before it is ``timeout``."""
+    """CPU time one verdict, or one call of an environment, may take before it is ``timeout``."""
     restarts: Count = 3
     """Times a dead actor is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60

@@ -16,6 +16,8 @@ def _none_is_zero(value: object) -> object:
 
 
 Positive = Annotated[int, Field(ge=1)]
+Processes = Annotated[int, Field(ge=1, le=1024)]
+"""Processes of one machine: more are a slip of the pen, and would take it down."""
 Count = Annotated[int, Field(ge=0), BeforeValidator(_none_is_zero)]
 Weight = Annotated[float, Field(ge=0), BeforeValidator(_none_is_zero)]
 Seconds = Annotated[float, Field(gt=0)]

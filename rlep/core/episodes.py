@@ -1,9 +1,8 @@
-"""Values of episodes: what a policy does in an environment, and what it is told."""
+"""Values of episodes: what a policy does in an environment, and what it is told. Tuples, which travel cheaply."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from rlep.core.seeds import seed_for
@@ -13,8 +12,7 @@ EpisodeStatus = Literal["open", "ended", "crashed", "timeout", "out_of_memory"]
 """``open``: it goes on. ``ended``: by its environment. The others: it or its worker failed, whatever the policy did."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(NamedTuple):
     """One call of a tool, as a policy wrote it."""
 
     name: str
@@ -28,8 +26,7 @@ Action = str | Sequence[ToolCall]
 """A turn: the text for ``step``, or the calls of tools that were read from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """Answer of an environment to a turn, or to the beginning of an episode."""
 
     texts: tuple[str, ...] = ()

@@ -15,13 +15,13 @@ MOST_CALLS = 64
 """Calls of one turn that are read."""
 LONGEST = 1 << 20
 """Characters of a turn that are read."""
-_WHOLE = re.compile(r"\s*(?:\[\s*)?\{\s*\"(?:name|arguments|parameters)\"\s*:")
+_WHOLE = re.compile(r"\s*(?:\[\s*)?\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?\"(?:name|arguments|parameters)\"\s*:")
 """Beginning of a turn that is nothing but calls in JSON."""
 _DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(f"{name} is no JSON"))
 
 
 class _Unreadable(ValueError):
-    """What is wrong with a call, said to the policy."""
+    """Fault of a call, said to the policy."""
 
 
 def _refuse(why: str) -> None:
@@ -40,7 +40,8 @@ def read_tool_calls(text: str) -> list[ToolCall]:
     """The calls that a text makes, in order; those that cannot be read have a ``fault``.
 
     Hermes, Qwen: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, several in a text, the last one's end may be missing.
-    Else, Llama: the whole text is such an object, or a list of them, where ``arguments`` may be called ``parameters``.
+    Else, Llama: the whole text is such an object, or a list of them, where ``arguments`` may be called ``parameters``,
+    and ``"type": "function"`` may come first.
     """
     text = text[:LONGEST]
     return [call for _, call in _placed(text)] if OPEN in text else _whole(text)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -27,7 +28,7 @@ _AFTER = re.compile(rf"(?:assistant|model)\s*(?:{MARK.pattern}\s*){{0,2}}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy wrote, and what its environment answered."""
+    """Text of the policy, and what its environment answered."""
 
     said: tuple[str | ToolCall, ...]
     """Texts and calls in their order."""
@@ -75,6 +76,25 @@ def turns_of(parts: Sequence[str]) -> list[Turn]:
     """The turns of an episode, given as the texts of its parts."""
     pairs = [(parts[at], parts[at + 1] if at + 1 < len(parts) else "") for at in range(0, len(parts), 2)]
     return [Turn(_said(policy), *_answered(environment)) for policy, environment in pairs]
+
+
+def lines_of(parts: Sequence[str]) -> Iterator[tuple[Literal["turn", "says", "calls", "answer"], str]]:
+    """Kind and text of all that was written in the turns of an episode, given as the texts of its parts; a turn has its number.
+
+    A call is its name and, on lines of their own, its arguments.
+    """
+    for number, turn in enumerate(turns_of(parts), 1):
+        yield "turn", str(number)
+        for said in turn.said:
+            if isinstance(said, str):
+                yield "says", said.strip("\n")
+            else:
+                yield (
+                    "calls",
+                    "\n".join([said.name, *(f"  {name}: {value}" for name, value in arguments_of(said).items())]),
+                )
+        for answer in turn.answers:
+            yield "answer", answer
 
 
 def arguments_of(call: ToolCall) -> dict[str, str]:

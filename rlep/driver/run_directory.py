@@ -49,6 +49,7 @@ CHANGEABLE = (
         "cluster.",
         "generator.",
         "verifier.",
+        "environment.",
         "learner.",
         "tracking.",
         "rollouts.",
@@ -63,7 +64,10 @@ CHANGEABLE = (
 
 ``run.steps`` is fixed where ``replay.schedule`` or ``update.schedule`` depends on it."""
 
-FIXED = ("learner.lora_", "loss.teacher", "verifier.profile", "verifier.correct_at", "verifier.answer_after")
+FIXED = (
+    *("learner.lora_", "loss.teacher", "verifier.profile", "verifier.correct_at", "verifier.answer_after"),
+    *("environment.factory", "environment.turns", "environment.observation_tokens"),
+)
 """Exceptions that may not: they are part of the models, or decide the rewards."""
 
 ACCEPTABLE = {

@@ -166,10 +166,12 @@ class Dialogue:
     def _ended(self, turn: Int32Array, ids: Sequence[int]) -> int:
         """The number of ids at the beginning of a suffix that the turn itself has: to the token that ended it."""
         last = int(turn[-1]) if len(turn) else -1
-        if last in self._end:
-            have = self._end.index(last) + 1
-            return have if list(ids[:have]) == self._end[:have] else 0
-        return int(last in self._tokenizer.special and last in ids[:1])  # it stopped where the next message begins
+        if last not in self._end:
+            return int(last in self._tokenizer.special and last in ids[:1])  # it stopped where the next message begins
+        have = self._end.index(last) + 1
+        if last not in self._tokenizer.special and turn[-have:].tolist() != self._end[:have]:
+            return 0  # it stopped at a text that ends like the end, e.g. in a line break
+        return have if list(ids[:have]) == self._end[:have] else 0
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
@@ -224,7 +226,7 @@ def _difference(rendered: str, kept: str) -> str:
 
 
 def _common(one: str, other: str) -> str:
-    """What two texts begin with alike."""
+    """Common beginning of two texts."""
     alike = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     return one[: min(len(one), len(other)) if alike is None else alike]
 

@@ -15,6 +15,7 @@ import numpy as np
 from rlep.config.schema import ModelConfig
 from rlep.core.errors import ModelError
 from rlep.core.thinking import MARK, opened
+from rlep.core.tool_calls import CLOSE, OPEN
 from rlep.core.types import Int32Array, Message
 from rlep.core.versions import check_installed
 
@@ -72,7 +73,8 @@ class Tokenizer:
     @cached_property
     def _left_out(self) -> frozenset[int]:
         """Ids that ``decode`` leaves out."""
-        return frozenset(index for index, token in self.special.items() if token not in self.thinking)
+        kept = {*self.thinking, OPEN, CLOSE}
+        return frozenset(index for index, token in self.special.items() if token not in kept)
 
     @cached_property
     def digest(self) -> str:
@@ -149,11 +151,11 @@ class Tokenizer:
         return np.asarray(ids if ids and ids[-1] == self.eos_id else [*ids, self.eos_id], dtype=np.int32)
 
     def decode(self, tokens: Int32Array) -> str:
-        """The text of response tokens ``[T]``, special tokens left out but for marks of thinking, spaces as they are."""
+        """The text of response tokens ``[T]``, special tokens left out but for marks of thinking and calls, spaces kept."""
         ids = tokens.tolist()
-        if self.thinking:
+        skips = len(self._left_out) == len(self.special)
+        if not skips:
             ids = [token for token in ids if token not in self._left_out]
-        skips = not self.thinking
         return str(self._backend.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
     def writes(self, text: str) -> bool:

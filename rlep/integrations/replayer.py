@@ -32,7 +32,7 @@ from rlep.algorithms.selection import Candidate, ReplaySchedule, select
 from rlep.config.replay import ReplayConfig
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted
-from rlep.core.types import Float32Array, Int32Array, Provenance, Sampling, Trajectory, Verdict
+from rlep.core.types import BoolArray, Float32Array, Int32Array, Provenance, Sampling, Trajectory, Verdict
 from rlep.integrations.rule import replay_method
 from rlep.methods.replay_method import ReplayMethod
 from rlep.services.pool.rpc.client import PoolClient
@@ -59,6 +59,8 @@ class Origin:
     tokenizer_digest: str
     template_digest: str = ""
     """Of what makes a prompt of a question (``Tokenizer.template_digest``); empty: not known."""
+    environment_digest: str = ""
+    """Names the environment or the tools that responses are episodes of; empty: of none."""
     vocabulary: int | None = None
     """Rows of the model's embedding."""
     max_tokens: int | None = None
@@ -91,6 +93,8 @@ class Row:
     """It ended by itself, not at the token limit."""
     logprobs: Float32Array | None = None
     """Of the tokens under the policy that generated them, ``[T]``; None where they are not known."""
+    sampled: BoolArray | None = None
+    """``[T]``; False for tokens that tools or an environment wrote, whose log-probs are 0. None: all are the policy's."""
 
 
 @dataclass(slots=True)
@@ -315,6 +319,7 @@ class Replayer:
                 f'pool {pool.name} is sealed, and nothing can be added: source="offline" draws from it, another one is filled'
             )
         for record in pool.records(limit=1):
+            self._check_environment(trajectory_of(record))
             self._check_template(trajectory_of(record))
         if writes and origin.main:
             self._rewind(stats)
@@ -364,6 +369,7 @@ class Replayer:
                 vocabulary=self._origin.vocabulary,
                 max_tokens=self._origin.max_tokens,
                 limit=self._origin.limit,
+                environment_digest=self._origin.environment_digest,
             )
             for member in replays:
                 self._check_template(member)
@@ -414,6 +420,14 @@ class Replayer:
         """The step of this run in which a response was born; −1: it is another run's."""
         return member.provenance.policy_version if member.provenance.policy_digest == self._origin.run else -1
 
+    def _check_environment(self, member: Trajectory) -> None:
+        theirs, ours = member.provenance.environment_digest, self._origin.environment_digest
+        if theirs != ours:
+            raise PoolError(
+                f"pool {self._pool.name} holds {_kind(theirs)}; this run's are {_kind(ours)}. Use another pool name, or what "
+                "filled it"
+            )
+
     def _check_template(self, member: Trajectory) -> None:
         ours = self._origin.template_digest
         if self._rule.other_template == "refuse" and member.provenance.prompted_otherwise(ours):
@@ -440,10 +454,12 @@ class Replayer:
                 origin.logprobs_mode,
                 origin.logprobs_dtype,
                 origin.template_digest,
+                origin.environment_digest,
             ),
             created_at=time.time(),
             sample_id=f"{origin.run}/{step}",
             metadata={} if row.reward is None else {REWARD: repr(float(row.reward))},
+            sampled=row.sampled,
         )
 
     def _count(self, step: int, drawn: Replays, wanted: Sequence[str]) -> None:
@@ -465,6 +481,10 @@ class Replayer:
                 _log.warning("training goes on without replays, the pool is asked again in %g s: %s", PAUSE_S, error)
         self._counts.away += 1
         return otherwise
+
+
+def _kind(environment_digest: str) -> str:
+    return f"episodes of {environment_digest}" if environment_digest else "responses without an environment"
 
 
 def oldest_checkpoint(folder: Path, name: str, step: int) -> int:

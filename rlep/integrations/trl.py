@@ -10,10 +10,15 @@ paper, and one that stays G replaces M of them.
 Old log-probs of replays are the paper's, those of the policy at the start of the step: TRL computes them for every response.
 With vLLM it also corrects for the sampler by min(π0/μ, cap); a replay's μ is NaN, which makes that factor 1, or, with
 ``stored_logprobs``, what the pool has.
+
+With ``tools`` or ``environment_factory`` a response is an episode, stored with TRL's mask of tokens that the policy did not
+sample. A replayed one gets its mask in the batch, and its tools are not called again: of TRL's loop of tool calls such a row sees
+nothing. Its environment was not played, so that the reward of an environment is the stored one.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import weakref
@@ -27,10 +32,12 @@ import numpy as np
 from rlep.algorithms.loss_values import Scoring, incomparable
 from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError
-from rlep.core.types import Float32Array, Sampling, Trajectory, prompt_id_of
+from rlep.core.types import BoolArray, Float32Array, Sampling, Trajectory, prompt_id_of
 from rlep.engines.tokenizer import Tokenizer
-from rlep.integrations.replayer import Origin, Replayer, Row, oldest_checkpoint
+from rlep.integrations.conversation import conversation
+from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
 from rlep.integrations.rule import replay_rule
+from rlep.services.environment.digest import class_digest, tools_digest
 from rlep.services.pool.rpc.client import PoolClient
 
 Rewards = Callable[..., Any]
@@ -51,6 +58,8 @@ class _Batch:
     processes: int
     logprobs: list[Sequence[float | None]] = field(default_factory=list)
     """``[R]``: of the sampler, where TRL returns them; empty where it does not."""
+    masks: list[Sequence[int]] = field(default_factory=list)
+    """``[R]``: 0 for tokens that tools wrote, else 1; empty without tools."""
 
 
 class TrlReplay:
@@ -90,6 +99,10 @@ class TrlReplay:
         self._stored, self._away, self._restart = stored_logprobs, away, restart
         self._wrapper: Rewards | None = None
         self._function, self._success = "", 1.0
+        self._environment: type | None = None
+        """The class whose ``get_reward`` decides what is stored, in place of ``reward``'s function."""
+        self._played = False
+        """Rewards may come from environments, which a replay has not played."""
         self._replayer: Replayer | None = None
         self._of: Callable[[], Any] = lambda: None
         """The trainer that the replayer is made for, while it lives."""
@@ -100,7 +113,7 @@ class TrlReplay:
 
     def reward(self, function: Rewards, *, success: float = 1.0) -> Rewards:
         """Wrap the reward function that decides what is stored: a whole response with a reward of ``success`` or more."""
-        if self._wrapper is not None:
+        if self._wrapper is not None and self._environment is None:
             raise ConfigError(f"replay.reward has {self._function} already: one function says what a success is")
         if not callable(function) or hasattr(function, "forward"):
             raise ConfigError(f"replay.reward({function!r:.80}): give it a function, which may call a reward model")
@@ -108,19 +121,19 @@ class TrlReplay:
         while isinstance(inner, functools.partial):
             inner = inner.func
         self._function, self._success = str(getattr(inner, "__name__", type(inner).__name__)), success
-        self._wrapper = self._wrapped(function, inner)
+        self._wrapper, self._environment = self._wrapped(function, inner), None
         return self._wrapper
 
     def _wrapped(self, function: Rewards, inner: Rewards) -> Rewards:
         if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
 
             async def rewarded_later(**given: Any) -> list[Any]:
-                return self._rewarded([*await function(**given)], given)
+                return self._rewarded([*await function(**self._asked_of(given))], given)
 
             return self._named(rewarded_later, function)
 
         def rewarded(**given: Any) -> list[Any]:
-            return self._rewarded([*function(**given)], given)
+            return self._rewarded([*function(**self._asked_of(given))], given)
 
         return self._named(rewarded, function)
 
@@ -128,6 +141,13 @@ class TrlReplay:
         functools.update_wrapper(wrapper, function)
         wrapper.__name__ = self._function  # TRL's metrics rewards/NAME/mean
         return wrapper
+
+    def _asked_of(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a function is given; an environment's own is asked for no episode that was not played."""
+        if self._batch is None or self._environment is None:
+            return given
+        rows = zip(given["environments"], self._batch.replays, strict=True)
+        return {**given, "environments": [environment for environment, replay in rows if replay is None]}
 
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Generate as TRL does, but in the places that the pool fills: TRL's ``rollout_func``. An evaluation has no replays."""
@@ -156,6 +176,30 @@ class TrlReplay:
         batch.logprobs.extend(() if sampled is None else (sampled[row] for row in order))
         return {"completion_ids": [tokens[row] for row in order], "logprobs": [*batch.logprobs] or None}
 
+    def _looped(self, loop: Callable[..., Any]) -> Callable[..., Any]:
+        """TRL's loop of tool calls, which leaves out the replays of a rollout: they get the masks that they are stored with."""
+
+        @functools.wraps(loop)
+        def beside_replays(prompts: Any, prompt_ids: Any, tokens: Any, completions: Any, *rest: Any) -> Any:
+            batch = self._batch
+            if batch is None:
+                return loop(prompts, prompt_ids, tokens, completions, *rest)
+            replays = [(row, replay) for row, replay in enumerate(batch.replays) if replay is not None]
+            tokenizer = self._of()._tokenizer
+            for row, _ in replays:
+                completions[row] = [{"role": "assistant", "content": ""}]  # calls no tool
+            mask, completions, tokens, logprobs, *others = loop(prompts, prompt_ids, tokens, completions, *rest)
+            for row, replay in replays:
+                completions[row] = conversation(tokenizer, list(prompt_ids[row]), replay)
+                if replay.sampled is not None:
+                    mask[row] = replay.sampled.astype(int).tolist()
+            batch.masks.extend(mask)
+            if logprobs is not None:
+                batch.logprobs[:] = logprobs
+            return mask, completions, tokens, logprobs, *others
+
+        return beside_replays
+
     def _places(self, prompts: Sequence[Any], trainer: Any) -> _Batch:
         """The rows of a rollout, the last places of each group with replays."""
         if self._replayer is None or self._of() is not trainer:
@@ -167,6 +211,7 @@ class TrlReplay:
                     f"rows {row - 1} and {row} of process {trainer.accelerator.process_index} are one group of num_generations = "
                     f"{size} and two prompts: per_device_train_batch_size × steps_per_generation × processes must hold whole "
                     "groups, in the order of TRL's own sampler"
+                    + ("; and what an environment's reset adds must be the same for a group" if self._played else "")
                 )
         names = [self._name(prompt) for prompt in prompts]
         step = int(trainer.state.global_step)
@@ -184,7 +229,8 @@ class TrlReplay:
 
     def _logprobs(self, replay: Trajectory) -> list[float]:
         if not self._stored or replay.logprobs is None or incomparable(replay, self._scoring):
-            return [float("nan")] * len(replay.tokens)
+            unknown = np.full(replay.sampled_length, np.nan, np.float32)
+            return list(map(float, replay.over_tokens(unknown)))
         return list(map(float, replay.logprobs))
 
     def _rewarded(self, rewards: list[Any], given: Mapping[str, Any]) -> list[Any]:
@@ -194,7 +240,7 @@ class TrlReplay:
             raise ConfigError("GRPOTrainer has replay.reward and not rollout_func=replay.rollout: give it both")
         if batch is None or self._replayer is None:
             return rewards
-        ids = given["completion_ids"]
+        ids, rewards = given["completion_ids"], self._with_stored(rewards, batch)
         if not len(rewards) == len(ids) == len(batch.prompt_ids):
             raise ConfigError(
                 f"reward_funcs: {self._function} returned {len(rewards)} rewards for {len(ids)} completions of "
@@ -207,8 +253,9 @@ class TrlReplay:
                     name,
                     np.asarray(tokens, np.int32),
                     None if reward is None else float(reward),
-                    bool(tokens) and tokens[-1] in batch.ends,
+                    bool(tokens) and tokens[-1] in batch.ends and (not batch.masks or bool(batch.masks[row][-1])),
                     _known(batch.logprobs[row] if batch.logprobs else None),
+                    _sampled(batch.masks[row] if batch.masks else ()),
                 )
                 for row, (name, tokens, reward) in enumerate(zip(batch.prompt_ids, ids, rewards, strict=True))
                 if batch.replays[row] is None
@@ -223,18 +270,41 @@ class TrlReplay:
             given["log_metric"]("replay/age", age)
         return rewards
 
+    def _with_stored(self, rewards: list[Any], batch: _Batch) -> list[Any]:
+        """The rewards of all rows: of an episode that was not played here the stored one."""
+        if self._environment is not None:
+            played, high = iter(rewards), _range(self._environment)
+            return [
+                next(played)
+                if replay is None
+                else self._stored_reward(replay, high[0] + replay.verdict.credit * (high[1] - high[0]))
+                for replay in batch.replays
+            ]
+        if not self._played or len(rewards) != len(batch.replays):
+            return rewards
+        return [
+            reward if replay is None else self._stored_reward(replay, reward)
+            for reward, replay in zip(rewards, batch.replays, strict=True)
+        ]
+
+    def _stored_reward(self, replay: Trajectory, otherwise: Any) -> Any:
+        """What the function of this run gave a stored response; ``otherwise`` where another graded it."""
+        stored = replay.metadata.get(REWARD) if replay.verdict.verifier == self._function else None
+        return otherwise if stored is None else float(stored)
+
     def _made(self, trainer: Any, prompt: Any) -> Replayer:
         """The replayer of a trainer, whose settings are known at its first rollout. Raises ``ConfigError``."""
+        self._adopt(trainer)
         self._check(trainer)
-        settings, backend = trainer.args, getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        settings, tokenizer = trainer.args, _tokenizer(trainer, prompt)
         if self._reference is not None:
             self._references = _references(trainer.train_dataset, self._reference)
-        tokenizer = Tokenizer(backend, _prompting(prompt, str(backend.chat_template), trainer.chat_template_kwargs))
         self._scoring = Scoring(tokenizer.digest, tokenizer.template_digest, float(trainer.temperature), bfloat16=True)
         origin = Origin(
             self._run or settings.run_name or Path(settings.output_dir).name,
             tokenizer.digest,
             tokenizer.template_digest,
+            _environment_digest(trainer),
             vocabulary=trainer.model.config.get_text_config().vocab_size,
             max_tokens=trainer.max_completion_length,
             limit="max_completion_length",
@@ -243,7 +313,7 @@ class TrlReplay:
             verifier=self._function,
             main=trainer.accelerator.is_main_process,
         )
-        return Replayer(
+        made = Replayer(
             self._pool,
             origin,
             self._rule,
@@ -253,6 +323,27 @@ class TrlReplay:
             away=self._away,
             restart=self._restart,
         )
+        if trainer.tools:
+            trainer._tool_call_loop = self._looped(trainer._tool_call_loop)
+        return made
+
+    def _adopt(self, trainer: Any) -> None:
+        """Let the environment's ``get_reward``, if it has one, say what a success is: TRL has made a reward function of it."""
+        self._played = bool(trainer.environment_factories)
+        kinds = _environments(trainer)
+        if len(kinds) != 1 or not inspect.isfunction(getattr(kinds[0], "get_reward", None)):
+            return
+        (kind,) = kinds
+        if self._wrapper is not None and self._environment is None:
+            raise ConfigError(
+                f"{kind.__name__} has get_reward, and replay.reward has {self._function}: one says what a success is; leave "
+                "replay.reward out, or get_reward"
+            )
+        own = trainer.reward_funcs[-1]  # the last, as TRL adds it to the user's
+        own = getattr(own, "__wrapped__", own)
+        self._environment, self._success = kind, _range(kind)[1]
+        self._function = f"environment:{kind.__module__}:{kind.__qualname__}"
+        self._wrapper = trainer.reward_funcs[-1] = self._wrapped(own, own)
 
     def _check(self, trainer: Any) -> None:
         """Refuse settings under which replays would be something else than they seem. Raises ``ConfigError``."""
@@ -265,10 +356,11 @@ class TrlReplay:
         if not any(function is self._wrapper for function in trainer.reward_funcs):
             raise ConfigError(
                 "GRPOTrainer has rollout_func=replay.rollout and no replay.reward: give it reward_funcs=[replay.reward(f)]"
+                + (", or the environment get_reward" if self._played else "")
             )
-        if trainer.tools or trainer.environment_factories:
+        if len(trainer.environment_factories or ()) > 1:
             raise ConfigError(
-                "tools or environment_factory with replay: stored responses are of one turn; leave one out"
+                "environment_factory has several environments, and a pool's episodes are of one: give it one class"
             )
         if self._stored and not (trainer.use_vllm and trainer.vllm_importance_sampling_correction):
             raise ConfigError(
@@ -290,6 +382,37 @@ def _rows_to_generate(trainer: Any, replays: Sequence[Trajectory | None]) -> lis
         most = max(gather_object([most]))
     others = [row for row, replay in enumerate(replays) if replay is not None]
     return sorted(fresh + others[: most - len(fresh)])
+
+
+def _environments(trainer: Any) -> list[type]:
+    """The classes of a trainer's environments."""
+    return [type(trainer._environment_pool[name][0]) for name in trainer.environment_factories or ()]
+
+
+def _environment_digest(trainer: Any) -> str:
+    """Names the environment of a trainer's episodes and its tools; empty where responses are no episodes."""
+    named = [class_digest(kind) for kind in _environments(trainer)]
+    return "+".join([*named, *([tools_digest(trainer._standalone_tools)] if trainer._standalone_tools else [])])
+
+
+def _range(kind: type) -> tuple[float, float]:
+    """The least and the highest reward of an environment, as rlep reads them."""
+    low, high = getattr(kind, "score_range", (0.0, 1.0))
+    return float(low), float(high)
+
+
+def _tokenizer(trainer: Any, prompt: Any) -> Tokenizer:
+    """What makes a trainer's prompts: TRL takes another chat template where its own writes earlier turns otherwise."""
+    backend = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    if trainer.chat_template is not None:
+        backend = copy.copy(backend)
+        backend.chat_template = trainer.chat_template
+    made = Tokenizer(backend, _prompting(prompt, str(backend.chat_template), trainer.chat_template_kwargs))
+    if not trainer.tools:
+        return made
+    from transformers.utils import get_json_schema
+
+    return made.with_tools([get_json_schema(tool) for tool in trainer.tools])
 
 
 def _prompting(prompt: Any, template: str, variables: Mapping[str, Any]) -> ModelConfig:
@@ -340,6 +463,12 @@ def _question(prompt: Any) -> str:
             "prompts with images, or with other parts that are no text, have no replays: take rlep out of this run"
         )
     return "\n\n".join("".join(parts) for parts in texts)
+
+
+def _sampled(mask: Sequence[int]) -> BoolArray | None:
+    """A response's mask, if tools wrote any of its tokens."""
+    sampled = np.asarray(mask, dtype=bool)
+    return None if sampled.all() else sampled
 
 
 def _known(logprobs: Sequence[float | None] | None) -> Float32Array | None:

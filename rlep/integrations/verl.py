@@ -6,11 +6,13 @@
 
 verl's own buffer gives a step's prompts with their n responses. Stored responses of the same prompts join their groups in
 TransferQueue, and successes among the n are stored. What follows is verl's: it takes old log-probs of all rows under the policy
-at the start of the step, and advantages of groups by uid. Where nothing is drawn, the batch is verl's, and so is the step.
+at the start of the step, and advantages of groups by uid. An episode (rows whose ``response_mask`` leaves out tokens of tools) is
+stored and replayed with that mask. Where nothing is drawn, the batch is verl's, and so is the step.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -156,7 +158,7 @@ class VerlReplay:
         )
 
     def _fresh(self, batch: Any) -> list[Fresh]:
-        """Read verl's rows. Raises ``ConfigError`` for those of several turns, and for rows without a reward."""
+        """Read verl's rows. Raises ``ConfigError`` for sessions of several, episodes of nothing named, and missing rewards."""
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[*READ])
         if "rm_scores" not in data:
             raise ConfigError(
@@ -170,21 +172,32 @@ class VerlReplay:
                 unwrap_non_tensor_data(columns[name][place]) for name in READ
             )
             uid, _, index = key.split("_")
-            if index != "0" or not bool(mask.all()):
-                raise ConfigError(
-                    f"row {key} is of several turns (response_mask leaves out {int((mask == 0).sum())} tokens): stored "
-                    "responses are of one; use agent.default_agent_loop = single_turn_agent, or leave rlep out"
-                )
+            sampled = mask.numpy().astype(bool)
+            self._check_turns(key, int(index), int((~sampled).sum()))
             ids = tokens.numpy().astype(np.int32)
             row = Row(
                 self._prompt_id(prompt, truth),
                 ids,
                 float(scores.sum()),
-                finished=bool(len(ids)) and int(ids[-1]) in self._ends,
+                finished=bool(len(ids)) and int(ids[-1]) in self._ends and bool(sampled[-1]),
                 logprobs=None if logprobs is None else logprobs.float().numpy(),
+                sampled=None if sampled.all() else sampled,
             )
             found.append(Fresh(key, uid, row))
         return found
+
+    def _check_turns(self, key: str, index: int, unsampled: int) -> None:
+        """Refuse what a pool cannot keep as one response, or would not know again. Raises ``ConfigError``."""
+        if index:
+            raise ConfigError(
+                f"row {key} is one of several of its session: an agent loop that writes its context anew has no single response "
+                "that could be stored; use one that keeps it, e.g. tool_agent, or leave rlep out"
+            )
+        if unsampled and not self._origin.environment_digest:
+            raise ConfigError(
+                f"row {key} is an episode (response_mask leaves out {unsampled} tokens), and nothing names the tools by which a "
+                "pool would know it again: set actor_rollout_ref.rollout.agent.default_agent_loop, or multi_turn.tool_config_path"
+            )
 
     def _prompt_id(self, prompt: Any, reward_model: Any) -> str:
         messages = list(prompt)
@@ -230,6 +243,10 @@ class VerlReplay:
             raise ConfigError(NOT_TEXT)
         prompt, tokens = template["prompts"], torch.as_tensor(member.tokens.astype(np.int64))
         ids, mask, scores = torch.cat([prompt, tokens]), torch.ones_like(tokens), torch.zeros(len(tokens))
+        turns = 1
+        if member.sampled is not None:
+            mask = torch.as_tensor(member.sampled.astype(np.int64))
+            turns += int((np.diff(member.sampled.astype(np.int8)) > 0).sum())
         scores[-1] = self._rewarded(member)
         values = {
             "responses": tokens,
@@ -240,6 +257,7 @@ class VerlReplay:
             "attention_mask": torch.ones_like(ids),
             "rm_scores": scores,
             "session_id": number,
+            "num_turns": 2 * turns,  # as verl counts: of the policy, and before each of them one of another
         }
         fields = {name: values.get(name, value) for name, value in template.items()}
         if "rollout_log_probs" in template:
@@ -279,6 +297,7 @@ class VerlReplay:
             self._run or f"{config.trainer.project_name}/{config.trainer.experiment_name}",
             tokenizer.digest,
             tokenizer.template_digest,
+            _environment_digest(rollout),
             vocabulary=int(self._model.hf_config.get_text_config().vocab_size),
             max_tokens=int(config.data.max_response_length),
             limit="data.max_response_length",
@@ -358,6 +377,25 @@ def _contained(value: Any) -> Any:
     if hasattr(value, "items"):
         return {str(name): _contained(part) for name, part in value.items()}
     return value
+
+
+def _environment_digest(rollout: Any) -> str:
+    """Names the agent loop of a run's episodes, its tools by the files that declare them; empty where responses are of one turn.
+
+    Raises ``ConfigError`` where a file cannot be read.
+    """
+    turns, agent = rollout.multi_turn, rollout.agent
+    files = (turns.tool_config_path, turns.function_tool_path, agent.agent_loop_config_path)
+    if agent.default_agent_loop == "single_turn_agent" and not any(files):
+        return ""
+    digest = hashlib.blake2b(str(turns.format).encode(), digest_size=4)
+    for file in files:
+        try:
+            content = Path(file).read_bytes() if file else b""
+        except OSError as error:
+            raise ConfigError(f"{file}, which declares tools or agent loops, cannot be read: {error}") from error
+        digest.update(f"{len(content)}:".encode() + content)
+    return f"verl:{agent.default_agent_loop}:{digest.hexdigest()}"
 
 
 def _client(given: Mapping[str, Any] | None) -> PoolClient:

@@ -132,6 +132,8 @@ def starting_text(config: Config, *, learns: bool) -> str:
     """Return the line that counts the actors a command starts."""
     ranks = [counted(config.learner.ranks, "learner rank")] if learns else []
     counts = [counted(config.generator.count, "generator"), *ranks, counted(config.verifier.count, "verifier")]
+    if config.environment.factory:
+        counts.append(counted(config.environment.count, "environment"))
     return f"{config.run.name}: starting {', '.join(counts)}"
 
 

@@ -15,17 +15,20 @@ from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control, Role
+from rlep.actors.environments import EnvironmentPool
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
+from rlep.actors.node_checks import check_nodes, trials_of
 from rlep.actors.pool_actor import PoolHost
 from rlep.actors.prometheus_gauges import remove_targets, write_targets
 from rlep.actors.ray_watch import ended_by, watch_node
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.run_progress import RunProgress
 from rlep.actors.timeline import keep_trace, write_trace
-from rlep.actors.verifiers import VerifierPool, check_nodes
+from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
+from rlep.actors.worker_role import WorkerRole
 from rlep.check.inputs import Inputs
 from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
@@ -35,7 +38,6 @@ from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.sampler.setup import PROBES
 from rlep.hub.resolve import model_directory
-from rlep.services.environment.local import LocalEnvironments
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED
 
@@ -61,7 +63,7 @@ class RunActors:
         self.cluster = cluster
         self._stack = AsyncExitStack()
         self._starting: list[asyncio.Task[None]] = []
-        self._elastic: dict[Role, GeneratorPool | VerifierPool] = {}
+        self._elastic: dict[Role, GeneratorPool | WorkerRole[Any]] = {}
         self._watched: list[Callable[[], RoleStatus]] = []
         self._pool_host: PoolHost | None = None
         self._sharing, self._shared = _shared(config, cluster)
@@ -109,17 +111,14 @@ class RunActors:
         self._elastic["verifiers"] = role
         return role
 
-    def environments(self) -> ports.Environments | None:
-        """Start the environments of episodes, in processes of this machine; None where there are none."""
+    def environments(self) -> EnvironmentPool | None:
+        """Start the environments of episodes; None where there are none."""
         if not self.config.environment.factory:
             return None
         # An episode may wait for its generator as long as its rollout lasts.
-        role = LocalEnvironments(self.config.environment, idle_s=self.config.rollout.deadline_s)
-
-        async def close() -> None:
-            role.close()
-
-        self._begin(close, role.start())
+        role = EnvironmentPool(self.cluster, self.config.environment, idle_s=self.config.rollout.deadline_s)
+        self._begin(role.close, role.start())
+        self._elastic["environments"] = role
         return role
 
     def learners(self) -> Learners:
@@ -231,7 +230,8 @@ async def run_actors(config: Config, report: Report = unreported) -> AsyncIterat
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)
-        await check_nodes(cluster, config.verifier)
+        for trial in trials_of(config):
+            await check_nodes(cluster, trial)
         with watch_node(config.cluster.head_deadline_s):
             async with RunActors(config, cluster) as entered, ended_by(cluster.watch()):
                 yield entered

@@ -25,7 +25,7 @@ Recorded = Number | Sequence[Number | None] | None
 PLACEHOLDERS: dict[str, str] = {
     "source": "fresh|replay",
     "status": "|".join(STATUSES),
-    "role": "generator|verifier|pool|learner",
+    "role": "generator|verifier|environment|pool|learner",
     "data_source": r"\S(?:.*\S)?",
     "k": "[1-9][0-9]*",
     "part": PART_NAME,

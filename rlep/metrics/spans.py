@@ -18,8 +18,9 @@ WAITS_FOR: dict[str, tuple[str, ...]] = {
     "publish": _LEARNER,
     "update": (*_LEARNER, "sample"),
     "score": (*_LEARNER, "sample", "grade"),
-    "grade": (GENERATE, "grade"),
-    GENERATE: (GENERATE, "grade", "load weights", "start"),
+    "grade": (GENERATE, "grade", "act"),
+    "act": (GENERATE, "act"),
+    GENERATE: (GENERATE, "grade", "act", "load weights", "start"),
     "sample": ("sample", "load weights"),
 }
 """Name → the spans that must have handed over before one of that name (or a step's end) begins; others wait for nothing."""

@@ -37,8 +37,8 @@ def cpu_shortage(config: Config, have: int, *, learns: bool = True) -> str:
 
 
 def _least(role: str) -> float:
-    """A verifier may reserve nothing; engines with less than half a core would only wait."""
-    return 0.0 if role == "verifier" else 0.5
+    """Verifiers and environments may reserve nothing; engines with less than half a core would only wait."""
+    return 0.0 if role in ("verifier", "environment") else 0.5
 
 
 def _roles(config: Config, *, learns: bool) -> dict[str, tuple[str, int, ActorConfig]]:
@@ -47,4 +47,6 @@ def _roles(config: Config, *, learns: bool) -> dict[str, tuple[str, int, ActorCo
         "generator": ("count", config.generator.count, config.generator),
         "verifier": ("count", config.verifier.count, config.verifier),
     }
+    if config.environment.factory:
+        roles["environment"] = ("count", config.environment.count, config.environment)
     return roles | ({"learner": ("ranks", config.learner.ranks, config.learner)} if learns else {})

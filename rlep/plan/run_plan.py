@@ -255,5 +255,7 @@ def _evaluation(config: Config, questions: int | None) -> EvaluationPlan:
 def _roles(config: Config) -> tuple[RolePlan, ...]:
     generator, verifier, learner = config.generator, config.verifier, config.learner
     counted = [("generator", generator.count, generator), ("verifier", verifier.count, verifier)]
+    if config.environment.factory:
+        counted.append(("environment", config.environment.count, config.environment))
     counted.append(("learner", learner.ranks, learner))
     return tuple(RolePlan(name, count, count * role.cpus, count * role.gpus) for name, count, role in counted)

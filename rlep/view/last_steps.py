@@ -11,10 +11,11 @@ STEPS = 3
 """Steps that are drawn."""
 NARROWEST = 1 / 500
 """Gaps below this share of the picture are not drawn: a track has at most that many bars."""
-ROLES = ("generator", "verifier", "pool", "failures", "learner")
+ROLES = ("generator", "verifier", "environment", "pool", "failures", "learner")
 """Tracks from top to bottom."""
 PHASE_OF = {
     "generate": "generate",
+    "act": "generate",
     "grade": "verify",
     "sample": "replay",
     "add": "replay",

@@ -173,7 +173,7 @@ async def test_a_command_given_twice_does_nothing_the_second_time(elastic: Elast
     [
         ("generator-0", "generator-0 is the only generator: add another first"),
         ("generator-9", "there is no generator-9; there are generator-0"),
-        ("learner-0", "learner-0 cannot be drained: only generators and verifiers can"),
+        ("learner-0", "learner-0 cannot be drained: only generators, verifiers and environments can"),
     ],
 )
 async def test_an_actor_that_cannot_be_drained_is_refused(elastic: ElasticRun, actor: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""A reward function that the nodes of a joined cluster lack is found before an actor starts."""
+"""A reward function or environment that the nodes of a joined cluster lack is found before an actor starts."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def test_what_the_nodes_lack_is_one_sentence_before_any_actor(tmp_path: Path) ->
     )
     other = f"verifier.profile = python:rewards_of_two:grade on node {address}: the function's file there is not the one here"
     assert found["other"] == other + REMEDY
+    assert found["plays"] == "rewards_of_one:Game serves on 1 node"
+    remedy = REMEDY.replace("a verifier", "an environment").replace("verifier.label", "environment.label")
+    head = "environment.factory = rewards_of_{}:Game on node " + address
+    assert found["missing game"] == (
+        f"{head.format('none')}: environment.factory 'rewards_of_none:Game': no module rewards_of_none here or on the path; "
+        f"set PYTHONPATH or install it{remedy}"
+    )
+    assert found["other game"] == f"{head.format('two')}: the class's file there is not the one here{remedy}"
     assert f"\nwrong   verifier on the cluster: {other}" in found["check"]
     assert found["check"].startswith("1\n")
     assert found["train"].startswith("2\n")

@@ -1,4 +1,6 @@
-"""A reward function that the nodes of a joined cluster lack, or have in another version; in a process of its own.
+"""A reward function or environment that the nodes of a joined cluster lack, or have in another version.
+
+In a process of its own.
 
 It writes to ``found.json`` what the check of the nodes says, and what ``rlep check`` and ``rlep train`` print.
 """
@@ -15,21 +17,37 @@ from typing import Any
 from ray.cluster_utils import Cluster as RayCluster
 
 from rlep.actors.cluster import Cluster
-from rlep.actors.verifiers import check_nodes
-from rlep.config.roles import ClusterConfig, VerifierConfig
+from rlep.actors.node_checks import check_nodes, trials_of
+from rlep.config.roles import ClusterConfig
+from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, options, small_task
 
-HERE, THERE = "def grade(reference, response):\n    return 1\n", "def grade(reference, response):\n    return 0\n"
+GAME = (
+    "\nclass Game:\n    def reset(self, **row: object) -> None: ...\n    def step(self, text: str) -> str | None: ...\n"
+)
+HERE = "def grade(reference, response):\n    return 1\n" + GAME
+THERE = "def grade(reference, response):\n    return 0\n" + GAME
 
 
 async def said(cluster: Cluster, profile: str, **selected: str) -> str:
-    """The sentence of the check, or of its error."""
+    """The sentence of a verifier's check, or of its error."""
+    return await tried(cluster, Config().with_values(verifier={"profile": profile, "label_selector": selected}))
+
+
+async def tried(cluster: Cluster, config: Config) -> str:
+    """The sentence of the check of a config's last role, or of its error."""
     try:
-        return await check_nodes(cluster, VerifierConfig(profile=profile, label_selector=selected))
+        return await check_nodes(cluster, trials_of(config)[-1])
     except ConfigError as error:
         return str(error)
+
+
+async def played(cluster: Cluster, module: str, **selected: str) -> str:
+    """The sentence of an environment's check, or of its error."""
+    keys = {"factory": f"{module}:Game", "label_selector": selected}
+    return await tried(cluster, Config().with_values(environment=keys))
 
 
 async def examined(home: Path, ray_cluster: RayCluster) -> dict[str, Any]:
@@ -46,6 +64,9 @@ async def examined(home: Path, ray_cluster: RayCluster) -> dict[str, Any]:
         "labelled": await said(cluster, "python:rewards_of_one:grade", verifies="yes"),
         "missing": await said(cluster, "python:rewards_of_none:grade"),
         "other": await said(cluster, "python:rewards_of_two:grade"),
+        "plays": await played(cluster, "rewards_of_one", verifies="yes"),
+        "missing game": await played(cluster, "rewards_of_none"),
+        "other game": await played(cluster, "rewards_of_two"),
     }
     await asyncio.to_thread(cluster.close)
     words = [f'cluster.address="{ray_cluster.address}"', f'run.directory="{home / "run"}"']

@@ -56,6 +56,7 @@ TRL_TRAINER = (
         "vllm_importance_sampling_correction",
         "vllm_importance_sampling_clip_max",
     ),
+    *("chat_template", "_environment_pool", "_standalone_tools", "_tokenizer"),
 )
 """Attributes of ``GRPOTrainer`` without an underscore that no page of TRL's names."""
 _C10D, _RAY, _GRPO = "torch._C._distributed_c10d", "ray._private", "trl.trainer.grpo_trainer"
@@ -98,6 +99,14 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
             _GRPO,
             "GRPOTrainer._generate_single_turn",
             ("self", "prompt_ids", "images", "multimodal_fields", "num_generations"),
+        ),
+        Symbol(
+            _GRPO,
+            "GRPOTrainer._tool_call_loop",
+            (
+                *("self", "prompts", "prompt_ids", "completion_ids", "completions"),
+                *("logprobs", "images", "multimodal_fields"),
+            ),
         ),
         *symbols(_GRPO, *(f"GRPOTrainer.{name}" for name in TRL_TRAINER)),
         *symbols("trl.generation.vllm_generation", "VLLMGeneration.llm"),

@@ -11,7 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from rlep.check.finding import Finding
+from rlep.config.settings import load_config
 from rlep.core.jsonl import read_lines
+from rlep.launch.try_episode import try_episode
 from rlep.quickstart.toy_tokenizer import EOS, SEP
 from tests.small import BASE, FRESH, PROMPTS, options, rlep, small_task
 
@@ -137,6 +140,36 @@ def chance(*more: str) -> list[str]:
 def turns_of(sampled: Sequence[bool] | None) -> int:
     """Runs of tokens that the policy sampled."""
     return 1 if sampled is None else 1 + int((np.diff(np.array(sampled, dtype=np.int8)) == 1).sum())
+
+
+def test_an_episode_is_tried_before_a_run(games: Games, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(games.home))
+    monkeypatch.syspath_prepend(games.home)
+    begun: list[str] = []
+
+    def tried(*more: str) -> Finding:
+        config = load_config([Path(BASE)], [*games.overrides, *more])
+        (found,) = try_episode(config, begun.append)
+        return found
+
+    played = tried(*chance())
+    assert (played.level, played.what) == ("ok", "episode"), played
+    head, *lines = played.detail.split("\n")
+    assert head.startswith("4 episodes of the first question: ")
+    assert head.endswith(". The one with the most turns:")
+    kinds = [line.split()[0] for line in lines if line[:8].strip()]
+    assert kinds.count("turn") == 1 + kinds.count("answer") == 2, (
+        "a wrong answer is asked again, and one in ten is right"
+    )
+    assert "  answer . How many?" in lines
+    broken = tried('environment.factory="games:Broken"', "environment.turns=2", "environment.observation_tokens=8")
+    assert broken.level == "wrong"
+    assert broken.detail.startswith("an episode is crashed: ")
+    assert "the board is gone" in broken.detail.split("\n")[0]
+    assert begun == ["episode", "episode"]
+    assert list(try_episode(load_config([Path(BASE)], games.overrides), begun.append)) == [], (
+        "no environment, no episode"
+    )
 
 
 def test_a_policy_learns_from_its_episodes_and_replays_them(games: Games) -> None:

@@ -64,6 +64,26 @@ def test_a_suffix_begins_after_the_token_that_ended_the_turn(tmp_path: Path) -> 
     assert talk.suffix(ids(tokenizer, ""), ["too small"]).tokens.tolist() == stopped.tokens.tolist()
 
 
+def test_a_turn_that_stopped_at_a_line_break_is_ended(tmp_path: Path) -> None:
+    talk, tokenizer = dialogue(tmp_path)
+    stopped = talk.suffix(ids(tokenizer, "4?\n"), ["too small"])
+    assert (
+        shown(tokenizer, stopped.tokens) == "<|im_end|>\n<|im_start|>user\ntoo small<|im_end|>\n<|im_start|>assistant\n"
+    )
+    whole = talk.suffix(ids(tokenizer, "4?<|im_end|>\n"), ["too small"])
+    assert shown(tokenizer, whole.tokens) == "<|im_start|>user\ntoo small<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_marks_of_calls_are_read_where_they_are_special_tokens(tmp_path: Path) -> None:
+    talk, tokenizer = dialogue(tmp_path, WITH_TOOLS, tools=True)
+    tokenizer.backend.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>"]})
+    turn = ids(tokenizer, "Both: " + '<tool_call>{"name": "add", "arguments": {}}</tool_call>\n' * 2 + "<|im_end|>")
+    assert int(turn[6]) in tokenizer.special
+    assert list(talk.calls(turn)) == [ToolCall("add", "{}")] * 2
+    said = talk.suffix(turn, ["a <tool_call> of mine"])
+    assert shown(tokenizer, said.tokens).startswith("\n<|im_start|>tool\na < tool_call> of mine<|im_end|>")
+
+
 def test_prompt_turn_and_suffix_are_what_the_template_shows(tmp_path: Path) -> None:
     talk, tokenizer = dialogue(tmp_path, QWEN, tools=True)
     question, turn = Message("user", "2 + 3?"), "<think>hm</think>\n\ncalls"

@@ -299,15 +299,12 @@ def ids_of(tokens: Int32Array) -> str:
 
 def _turns(parts: Sequence[str]) -> Iterator[Text]:
     """Yield what was written in each turn of an episode, given as the texts of its parts."""
-    from rlep.core.transcript import arguments_of, turns_of
+    from rlep.core.transcript import lines_of
 
-    for number, turn in enumerate(turns_of(parts), 1):
-        yield Text(f"turn {number}", "bold")
-        for said in turn.said:
-            if isinstance(said, str):
-                yield Text(said.strip("\n"))
-                continue
-            yield Text(f"calls {said.name}")
-            yield from (Text(f"  {name}: {value}") for name, value in arguments_of(said).items())
-        for answer in turn.answers:
-            yield Text("\n".join(f"│ {line}" for line in answer.split("\n")), "dim")
+    for kind, text in lines_of(parts):
+        if kind == "turn":
+            yield Text(f"turn {text}", "bold")
+        elif kind == "answer":
+            yield Text("\n".join(f"│ {line}" for line in text.split("\n")), "dim")
+        else:
+            yield Text(text if kind == "says" else f"calls {text}")

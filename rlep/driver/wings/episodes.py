@@ -323,7 +323,7 @@ class _Play:
         answers = iter(observed.texts)
         texts = [ERROR + call.fault if call.fault else next(answers) for call in calls]
         episode.tool_errors += sum(text.startswith(ERROR) for text in texts)
-        return replace(observed, texts=tuple(texts))
+        return observed._replace(texts=tuple(texts))
 
 
 async def _forget(environments: Environments, name: str) -> None:

@@ -20,7 +20,7 @@ class BadCall(ValueError):
 
 
 class Arguments:
-    """What a tool takes, by name."""
+    """Parameters of a tool, by name."""
 
     def __init__(self, name: str, method: Callable[..., Any]) -> None:
         """``method``: of a class, with ``self``. Raises TypeError or NameError where no call in JSON can serve it."""
@@ -67,9 +67,10 @@ def _fault(kind: str, place: tuple[int | str, ...], said: str) -> str:
     name = ".".join(map(str, place))
     if kind == "missing":
         return f"the argument {name:.80} is missing"
-    return (
-        f"there is no argument {name:.80}" if kind == "extra_forbidden" else f"{name:.80}: {said[:1].lower()}{said[1:]}"
-    )
+    if kind == "extra_forbidden":
+        return f"there is no argument {name:.80}"
+    said = f"{said[:1].lower()}{said[1:]}"
+    return f"{name:.80}: {said}" if name else said
 
 
 def _type_name(found: Any) -> str:

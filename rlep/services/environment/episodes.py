@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import random
-from asyncio import AbstractEventLoop, all_tasks, gather
+from asyncio import AbstractEventLoop, all_tasks, wait
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
@@ -24,6 +25,8 @@ from rlep.services.worker.failure import failure_of
 from rlep.services.worker.host import MAX_REASON
 
 _NUMPY_SEEDS = 1 << 32
+_HEED_S = 1.0
+"""Longest wait for what an interrupted ``async`` method left to heed that it is cancelled."""
 
 
 class MissingColumn(LookupError):
@@ -138,19 +141,19 @@ class Episodes:
         random.seed(seed)
         np.random.seed(seed % _NUMPY_SEEDS)
 
-    def _run(self, method: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _run(self, method: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
         found = method(*given, **named)
         return self._loop.run_until_complete(found) if self._loop is not None and isawaitable(found) else found
 
     def _settle(self) -> None:
-        """Cancel what an interrupted ``async`` method left in the loop."""
-        if self._loop is None:
+        """Cancel what an interrupted ``async`` method left in the loop; what does not heed it stays there."""
+        if self._loop is None or not (left := all_tasks(self._loop)):
             return
-        left = all_tasks(self._loop)
         for task in left:
             task.cancel()
-        with self._clock:
-            self._loop.run_until_complete(gather(*left, return_exceptions=True))
+        with suppress(Overtime), self._clock:
+            self._loop.run_until_complete(wait(left, timeout=_HEED_S))
+        self._clock.stop()
 
     def _text_or_none(self, method: str, found: Any) -> str | None:
         text = _text_of(found)

@@ -1,10 +1,11 @@
-"""Environments in worker processes of this one, behind the driver's port."""
+"""Environments in worker processes of this one, with the verbs of the driver's port."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ MOST_CALLS = 16
 """Calls of tools in one turn that are carried out."""
 CHARACTERS = 16
 """Characters of an observation that a worker keeps for each token that it may have."""
+_FILES = 1024
+"""Open files of a process with all its episodes."""
 _MEMORY_MB = 4096
 """Of a process with all its episodes, beyond what its imports took."""
 
@@ -30,6 +33,11 @@ def factory_digest(factory: str) -> str:
     return source_digest(factory, "environment.factory")
 
 
+def verifier_name(factory: str) -> str:
+    """Name that the verdicts of an environment have as their verifier's."""
+    return f"environment:{factory}"
+
+
 def limits_of(config: EnvironmentConfig) -> Limits:
     """Return the limits of one call, and of the process."""
     return Limits(
@@ -37,6 +45,7 @@ def limits_of(config: EnvironmentConfig) -> Limits:
         wall_seconds=config.deadline_s,
         memory_mb=_MEMORY_MB,
         recycle_mb=_MEMORY_MB // 2,
+        files=_FILES,
         network=config.network,
     )
 
@@ -168,6 +177,17 @@ class LocalEnvironments:
 
     def _verdict(self, status: str, extracted: str | None, seconds: float, reason: str, *scored: Any) -> Verdict:
         """``scored``: a score and its parts."""
-        name, found = f"environment:{self._factory}", cast("Status", status)
+        name, found = verifier_name(self._factory), cast("Status", status)
         score, parts = scored or (None, {})
         return Verdict(found, extracted, name, self.digest, "full", seconds, score, parts, reason)
+
+
+@asynccontextmanager
+async def local_environments(config: EnvironmentConfig) -> AsyncIterator[LocalEnvironments]:
+    """Have environments in this process as long as the block lasts. Raises ConfigError where the class is none."""
+    environments = LocalEnvironments(config, idle_s=3600)
+    try:
+        await environments.start()
+        yield environments
+    finally:
+        environments.close()

@@ -30,13 +30,13 @@ class CallClock:
         self._raised = -math.inf
         self.said = ""
         """The limit that was passed last."""
-        signal.signal(signal.SIGPROF, self._interrupt)
-        signal.signal(signal.SIGALRM, self._interrupt)
 
     def __enter__(self) -> Self:
         used = resource.getrusage(resource.RUSAGE_SELF)
         last = math.ceil(used.ru_utime + used.ru_stime + self._cpu) + LAST_S
         resource.setrlimit(resource.RLIMIT_CPU, (last, resource.RLIM_INFINITY))
+        for number in (signal.SIGPROF, signal.SIGALRM):  # each time: a call may have put its own handler there
+            signal.signal(number, self._interrupt)
         self._running = True
         signal.setitimer(signal.ITIMER_REAL, self._wall, AGAIN_S)
         signal.setitimer(signal.ITIMER_PROF, self._cpu, AGAIN_S)

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from rlep.core.scores import OutOfRange, score_fault
 from rlep.services.verifier.grading_job import GradingJob
 
+MAX_EXTRACTED = 4000
+"""Characters of an extracted text that are kept."""
+
 
 class BadScore(ValueError):
     """The user's function returned a score or parts that mean nothing: the response is ``crashed``."""
@@ -55,6 +58,8 @@ def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: f
     found = _unboxed(found)
     said = _texts(found)
     extracted = next((text for text in said.values() if text is not None), None) if extracted is None else extracted
+    if extracted is not None:  # what has no UTF-8 form cannot be stored
+        extracted = extracted[:MAX_EXTRACTED].encode("utf-8", "replace").decode()
     if isinstance(found, bool):
         return Judgement("correct" if found else "wrong", extracted)
     if isinstance(found, Mapping):

@@ -31,6 +31,31 @@ class Quit(RuntimeError):
     """A function raised what is meant to end its process, ``SystemExit`` for instance: the response is ``crashed``."""
 
 
+class Messages(list[dict[str, object]]):
+    """Chat messages as TRL gives them. A function that takes them for a text finds nothing in them, and is told so."""
+
+    def __contains__(self, item: object) -> bool:
+        return super().__contains__(_no_text(item))
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(_no_text(other))
+
+    def __ne__(self, other: object) -> bool:
+        return super().__ne__(_no_text(other))
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+
+def _no_text(compared: object) -> object:
+    """What messages may be compared with. Raises TypeError for a text."""
+    if isinstance(compared, str):
+        raise TypeError(
+            f"{compared!r:.40} is looked for in chat messages, which completions and prompts are here because the row has no "
+            'column prompt with a text: the text of a completion is completion[-1]["content"]'
+        )
+    return compared
+
+
 class Term(NamedTuple):
     """One of the functions of a profile."""
 
@@ -149,8 +174,9 @@ def _batch(job: GradingJob, prompt: object) -> dict[str, object]:
     """TRL's lists: of texts where the row has a text as its prompt, else of messages."""
     if isinstance(prompt, str):
         return {"prompts": [job.prompt], "completions": [job.answer]}
-    asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": job.prompt}]
-    return {"prompts": [asked], "completions": [[{"role": "assistant", "content": job.answer}]]}
+    asked: list[dict[str, object]] = prompt if isinstance(prompt, list) else [{"role": "user", "content": job.prompt}]
+    said = Messages([{"role": "assistant", "content": job.answer}])
+    return {"prompts": [Messages(asked)], "completions": [said]}
 
 
 def is_async(function: Callable[..., object]) -> bool:

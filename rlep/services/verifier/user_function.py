@@ -17,9 +17,6 @@ from rlep.services.verifier.worker_process import Reply
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.source import source_of
 
-MAX_EXTRACTED = 4000
-"""Characters of an extracted text that are kept."""
-
 
 class FunctionVerifier(BaseVerifier):
     """Calls functions with what they ask for by name; each answers with a bool, a score, or ``(either, extracted)``.
@@ -62,7 +59,7 @@ class FunctionVerifier(BaseVerifier):
             status = "correct" if reply.score >= self._correct_at else "wrong"
         return Verdict(
             status,
-            None if reply.extracted is None else reply.extracted[:MAX_EXTRACTED],
+            reply.extracted,
             self.name,
             self.version,
             "full",

@@ -20,10 +20,17 @@ def failure_of(error: BaseException, section: str) -> str:
     stack = traceback.extract_tb(error.__traceback__)
     own = [index for index, frame in enumerate(stack) if frame.filename.startswith(_OWN_FILES)]
     frames_below = stack[own[-1] + 1 :] if own else stack
-    said = f"{type(error).__name__}: {error}"[:MAX_REASON]
+    said = f"{type(error).__name__}: {_text_of(error)}"[:MAX_REASON]
     if any(words in said for words in _REFUSED):
         said += f" (functions start no processes; the network and threads need {section}.network = true)"
-    if not frames_below:
-        return said
-    below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
-    return f"{said}\nTraceback (most recent call last):\n{below}".rstrip()
+    if frames_below:
+        below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
+        said = f"{said}\nTraceback (most recent call last):\n{below}".rstrip()
+    return said.encode("utf-8", "replace").decode()
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as fault:  # noqa: BLE001 - the user's __str__ may raise as the user's function did
+        return f"its text raises {type(fault).__name__}"

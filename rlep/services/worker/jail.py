@@ -62,6 +62,8 @@ class Limits:
     """A process that has grown by more than this after a batch is replaced, in MiB of resident memory."""
     recycle_jobs: int = 2000
     """A process is replaced after this many jobs."""
+    files: int = 64
+    """Open files of the process; with the network 1024."""
     network: bool = False
     """Sockets, threads and more files are allowed."""
     at_once: int = 1
@@ -83,7 +85,7 @@ def confine(limits: Limits) -> None:
     for kind, value in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, _FILES_OF_A_NETWORK if limits.network else 64),
+        (resource.RLIMIT_NOFILE, _FILES_OF_A_NETWORK if limits.network else limits.files),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (value, value))

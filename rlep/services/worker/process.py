@@ -19,10 +19,11 @@ START_SECONDS = 120.0
 def start_process(module: str, task: str, limits: Limits) -> subprocess.Popen[bytes]:
     """Start ``python -m module`` in a session of its own without waiting for it to be ready. Raises OSError.
 
+    It finds modules where this process does: a file of the working directory takes the place of none of Python's own.
     The kernel kills the process when the thread that called this ends.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", module, str(os.getpid()), task, json.dumps(asdict(limits))],
+        [sys.executable, "-P", "-m", module, str(os.getpid()), task, json.dumps(asdict(limits))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

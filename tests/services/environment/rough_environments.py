@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import os
 import random
@@ -80,6 +81,28 @@ class Rough:
         return f"{random.random()} {np.random.random()}"
 
 
+class Unspeakable(BaseException):
+    """An exception without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def unspeakable(_: Rough) -> None:
+    raise Unspeakable
+
+
+def disarm(_: Rough) -> None:
+    """Take the signals of the clock, as libraries with time limits of their own do."""
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def open_files(rough: Rough) -> int:
+    rough._row["files"] = [open(os.devnull) for _ in range(200)]  # noqa: SIM115
+    return len(rough._row["files"])
+
+
 def loop(_: Rough) -> None:
     while True:
         pass
@@ -126,6 +149,10 @@ MISDEEDS = {
     "dead_asleep": dead_asleep,
     "hoard": hoard,
     "leave": lambda _: sys.exit("enough"),
+    "mumble": lambda _: sys.exit("\ud800"),
+    "unspeakable": unspeakable,
+    "disarm": disarm,
+    "open_files": open_files,
     "die": lambda _: os._exit(0),
     "connect": lambda _: socket.socket(),
     "spawn": lambda _: subprocess.run(["true"], check=True),
@@ -181,6 +208,32 @@ class Waiting:
 
         await asyncio.sleep(seconds)
         return f"waited {seconds:g}"
+
+    async def refuse(self) -> None:
+        """Wait, and go on when cancelled."""
+        import asyncio
+
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1000)
+
+
+class Web:
+    """Names that a worker's own code might have, too."""
+
+    def reset(self, **row: Any) -> str:
+        """Begin."""
+        return ", ".join(row)
+
+    def request(self, method: str, call: str, name: str) -> str:
+        """Ask.
+
+        Args:
+            method: Verb.
+            call: Path.
+            name: Host.
+        """
+        return f"{method} {call} {name}"
 
 
 class Both:

@@ -12,7 +12,7 @@ from rlep.services.environment.local import MOST_CALLS, LocalEnvironments
 from tests.services.environment.conftest import Make
 
 
-def call(name: str, **arguments: Any) -> list[ToolCall]:
+def call(name: str, /, **arguments: Any) -> list[ToolCall]:
     return [ToolCall(name, json.dumps(arguments))]
 
 
@@ -111,7 +111,18 @@ async def test_async_tools_are_awaited_and_one_that_waits_too_long_ends_its_epis
     late = await waiting.act("a", call("wait", seconds=100))
     assert late == Observation((), "timeout", "it took more than 1 s")
     assert await texts(waiting, *call("wait", seconds=0), episode="b") == ("waited 0",)
+    await waiting.begin("a", "", seed=0)
+    assert await waiting.act("a", call("refuse")) == late
+    assert await texts(waiting, *call("wait", seconds=0), episode="b") == ("waited 0",)
     assert waiting.restarts == 0
+
+
+async def test_columns_and_arguments_have_any_name(make: Make) -> None:
+    web = await make("Web")
+    assert await web.begin("e", '{"method": 1, "name": 2, "found": 3}', seed=0) == Observation(("method, name, found",))
+    assert await texts(web, *call("request", method="GET", call="/", name="x")) == ("GET / x",)
+    (said,) = await texts(web, *call("request", method="\ud800", call="/", name="x"))
+    assert said.startswith("error: invalid JSON: ")
 
 
 async def test_an_episode_draws_the_same_whoever_its_neighbours_are(make: Make) -> None:

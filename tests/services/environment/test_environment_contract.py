@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers.utils import get_json_schema
 
-from rlep.core.episodes import ToolCall
+from rlep.core.episodes import Observation, ToolCall
 from rlep.core.errors import ConfigError, EnvironmentFault
 from rlep.environments.calculator import Calculator
 from rlep.environments.guess_number import GuessNumber
@@ -37,6 +38,16 @@ from tests.services.environment.conftest import Make
 async def test_a_class_that_is_no_environment_is_refused_with_its_name(make: Make, name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)environment\.factory.*{reason}"):
         await make(name)
+
+
+async def test_a_file_of_the_working_directory_is_not_taken_for_pythons_own(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "random.py").write_text('raise RuntimeError("a game of chance")')
+    (tmp_path / "of_the_users.py").write_text("from rough_environments import Rewarded")
+    monkeypatch.chdir(tmp_path)
+    game = await make("of_the_users:Rewarded")
+    assert await game.begin("e", '{"reward": 1}', seed=0) == Observation()
 
 
 async def test_a_process_that_always_ends_before_it_serves_is_given_up(

@@ -33,6 +33,8 @@ async def begun(environments: LocalEnvironments, *names: str) -> None:
         ("sleep", "timeout", "it took more than 1 s"),
         ("hoard", "out_of_memory", "the memory of its process is full"),
         ("leave", "crashed", "SystemExit: enough"),
+        ("mumble", "crashed", "SystemExit: ?"),
+        ("unspeakable", "crashed", "Unspeakable: its text raises RuntimeError"),
     ],
 )
 async def test_a_call_that_can_be_stopped_ends_its_own_episode(
@@ -153,6 +155,29 @@ async def test_what_an_environment_itself_does_wrong_crashes_its_episode(
     assert (found.status, verdict.status) == ("crashed" if action else "open", "crashed")
     assert verdict.reason.startswith(reason)
     assert not action or found.reason == verdict.reason
+
+
+async def test_a_call_that_takes_the_clocks_signals_does_not_stop_the_next_ones_clock(make: Make) -> None:
+    rough = await make("Rough", cpu_seconds=0.5)
+    await begun(rough, "a", "b")
+    assert (await rough.act("a", misbehave("disarm"))).texts == ("None",)
+    assert (await rough.act("a", misbehave("loop"))).reason == "it took more than 0.5 s of CPU time"
+    assert (await rough.act("b", DRAW)).status == "open"
+
+
+async def test_episodes_of_a_process_have_hundreds_of_files(make: Make) -> None:
+    rough = await make("Rough")
+    names = [str(number) for number in range(4)]
+    await begun(rough, *names)
+    assert [(await rough.act(name, misbehave("open_files"))).texts for name in names] == [("200",)] * 4
+
+
+async def test_what_a_reward_extracts_can_be_stored(make: Make) -> None:
+    game = await make("Rewarded")
+    await game.begin("e", json.dumps({"reward": {"score": 0.5, "pred": "\ud800" * 5000}}), seed=0)
+    verdict = await game.end("e")
+    assert verdict is not None
+    assert (verdict.status, verdict.extracted) == ("wrong", "?" * 4000)
 
 
 async def test_an_exception_in_reset_is_shown_with_the_users_own_lines(make: Make) -> None:

@@ -30,6 +30,7 @@ from rlep.services.environment.local import LocalEnvironments
 from tests.engines.test_dialogue import QWEN, WITH_TOOLS
 from tests.engines.test_thinking_tokens import CHATML, write
 
+FORGETS = CHATML.replace("m.content", "m.content[:40] if loop.last else m.content[:6]")
 GUESS, CALCULATOR = "rlep.environments.guess_number:GuessNumber", "rlep.environments.calculator:Calculator"
 
 
@@ -162,7 +163,7 @@ def test_a_check_says_how_its_policy_acts(tmp_path: Path) -> None:
         assert [(one.level, one.detail) for one in environment(subject)] == [("ok", f"{factory} with {acts}")]
     assert not list(environment(Subject(Config())))
     with pytest.raises(ModelError, match="writes turn 1 of an episode otherwise"):
-        list(environment(Subject(config_of(tmp_path / "forgets", GUESS, QWEN))))
+        list(environment(Subject(config_of(tmp_path / "forgets", GUESS, FORGETS))))
 
 
 def test_tools_are_written_by_a_template_that_knows_of_them(tmp_path: Path) -> None:

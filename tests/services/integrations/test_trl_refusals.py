@@ -157,17 +157,14 @@ def uneven(replay: TrlReplay) -> Any:
             lambda r: {"rollout_func": uneven(r)},
             "of num_generations = 4 and two prompts: per_device_train_batch_size × steps",
         ),
-        (lambda r: {"tools": True}, "tools or environment_factory with replay: stored responses are of one turn"),
     ],
-    ids=["group", "no reward", "no rollout", "misaligned", "split groups", "tools"],
+    ids=["group", "no reward", "no rollout", "misaligned", "split groups"],
 )
 def test_a_trainer_that_cannot_replay_is_told_so(pool_of: OpenPool, tmp_path: Path, make: Make, sentence: str) -> None:
     replay = TrlReplay(pool_of(), count=2)
     given: dict[str, Any] = {"rollout_func": replay.rollout} | make(replay)
     given.setdefault("rewards", None)
-    tools = given.pop("tools", None)
     trainer = trainer_of(tmp_path, **given | {"rewards": given["rewards"] or [replay.reward(correct)], "max_steps": 1})
-    trainer.tools = tools or trainer.tools
     with pytest.raises(ConfigError) as refused:
         trainer.train()
     assert sentence in str(refused.value)

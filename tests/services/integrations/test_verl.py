@@ -143,7 +143,8 @@ def test_verls_worker_cuts_the_papers_rows_into_eight_updates(seen: Seen) -> Non
             "redis",
             "sampler_kwargs.pool.url = redis://127.0.0.1:1/0: give the address of a pool server, grpc://HOST:PORT",
         ),
-        ("turns", "is of several turns (response_mask leaves out 1 tokens)"),
+        ("turns", "is an episode (response_mask leaves out 2 tokens), and nothing names the tools"),
+        ("other tools", "this run's are episodes of verl:tool_agent:"),
         ("unrewarded", "rows have no rm_scores when they are sampled"),
         ("shared", "PoolError"),
         ("again", "responses of an earlier start of run run, and this one begins at step 0"),
@@ -213,6 +214,15 @@ def test_rewards_decide_which_groups_get_replays(seen: Seen) -> None:
 def test_stored_log_probs_stand_for_the_samplers_where_they_are_comparable(seen: Seen) -> None:
     ((_, _, _, logprobs),) = seen["stored"]["replays"][0]
     assert logprobs == [-0.25, -0.5]
+
+
+def test_an_episode_is_replayed_with_its_mask(seen: Seen) -> None:
+    """Two turns of the policy, between them two tokens of a tool."""
+    (row,) = seen["episodes"]["replays"][0]
+    _, tokens, scores, mask, loss_mask = row
+    assert (tokens, mask, loss_mask) == ([7, 1, 8, 2, 1], [1, 1, 0, 0, 1], [1, 1, 0, 0, 1])
+    assert scores == [0.0, 0.0, 0.0, 0.0, 1.0]
+    assert seen["episodes"]["metrics"]["replay/duplicates"] == 1.0
 
 
 def test_the_pages_settings_are_taken(seen: Seen) -> None:

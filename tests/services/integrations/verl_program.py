@@ -104,7 +104,13 @@ class Buffer:
                 global_steps=step, partition_id=partition, batch_size=len(uids)
             )
             keys = batch.keys
-            wanted = ["responses", "rm_scores", *(["rollout_log_probs"] if "rollout_log_probs" in fields else [])]
+            wanted = [
+                "responses",
+                "rm_scores",
+                "response_mask",
+                "loss_mask",
+                *(["rollout_log_probs"] if "rollout_log_probs" in fields else []),
+            ]
             data = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=wanted)
             columns = {name: [part.tolist() for part in data[name]] for name in wanted}
         finally:
@@ -117,6 +123,7 @@ class Buffer:
                 replays.setdefault(places[uid], []).append(
                     [int(session), columns["responses"][at], columns["rm_scores"][at]]
                     + ([columns["rollout_log_probs"][at]] if "rollout_log_probs" in columns else [])
+                    + ([columns["response_mask"][at], columns["loss_mask"][at]] if "response_mask" in fields else [])
                 )
         return {
             "rows": len(keys),
@@ -158,8 +165,7 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     seen["partial"] = first.sample(3, (6, 9), sessions=(1, 3), also=lambda: first.write(3, (12,), ()))
     seen["shared"] = told(lambda: made("groups", run="another").sample(1))
     seen["validation"] = first.sample(3, partition="val")
-    hole = torch.tensor([1, 0])
-    seen["turns"] = told(lambda: first.sample(4, sessions=(0,), response_mask=hole, responses=torch.tensor([7, 1])))
+    seen |= episodes(made, first, home / "tools.yaml")
     seen["unrewarded"] = told(lambda: unrewarded(first))
 
     many = made("many", count=6, success=0)
@@ -196,6 +202,24 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     halved.sample(1, (6,), sessions=(0,), **logprobs)
     seen["halved"] = told(lambda: halved.sample(2, (6,), sessions=(0,), **logprobs))
     return seen
+
+
+def episodes(made: Callable[..., Buffer], plain: Buffer, declared: Path) -> dict[str, Any]:
+    """Rows of two turns: of nothing named, twice of a tool's, and a pool of theirs where the tools are others."""
+    turns: dict[str, Any] = {
+        "response_mask": torch.tensor([1, 1, 0, 0, 1]),
+        "responses": torch.tensor([7, 1, 8, 2, 1]),
+        "rm_scores": torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]),
+    }
+    seen: dict[str, Any] = {"turns": told(lambda: plain.sample(4, sessions=(0,), **turns))}
+    agent = f"{ROLLOUT}.agent.default_agent_loop=tool_agent"
+    declared.write_text("tools: []")
+    loop = made("episodes", agent, f"{ROLLOUT}.multi_turn.tool_config_path={declared}", count=1)
+    loop.sample(1, (6,), sessions=(0,), **turns)
+    seen["episodes"] = loop.sample(2, (6,), sessions=(0,), **turns)
+    loop.close()
+    other = made("episodes", agent, count=1, run="other")
+    return seen | {"other tools": told(lambda: other.sample(1, (6,), sessions=(0,)))}
 
 
 def trimmed(made: Callable[..., Buffer], folder: Path) -> list[dict[str, Any]]:

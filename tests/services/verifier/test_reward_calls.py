@@ -74,6 +74,17 @@ def test_functions_written_for_verl_and_trl_are_called_as_they_are_there() -> No
     assert [one.score for one in asked] == [1.0, 0.0]
 
 
+@pytest.mark.parametrize("function", ["of_texts", "of_equal_texts", "of_other_texts"])
+def test_a_function_that_takes_messages_for_a_text_is_crashed_and_told_so(function: str) -> None:
+    """It would find nothing in them: every response would be wrong."""
+    right = job("4", "4", answer="4", prompt="2 + 2?")
+    (text, messages) = replies_of(f"{HERE}:{function}", [right, job("4", "4", answer="4", question="2 + 2?")])
+    assert text.score == 1.0
+    assert messages.status == "crashed"
+    assert "TypeError: '4' is looked for in chat messages, which completions and prompts are here" in messages.failure
+    assert 'the text of a completion is completion[-1]["content"]' in messages.failure
+
+
 def test_what_is_no_list_of_one_is_crashed_where_a_function_has_names_of_trl() -> None:
     (found,) = replies_of(f"{HERE}:only_some", [job("4", "not mine", prompt="2 + 2?")])
     assert found.failure == "BadScore: it returned None: no function applies to this response"

@@ -294,3 +294,18 @@ async def by_async_server(reference: str, response: str) -> bool:
         answer = await client.get(f"{reference}/{response}")
     answer.raise_for_status()
     return answer.text == "yes"
+
+
+def of_texts(completions: list[str], answer: list[str]) -> list[float]:
+    """As TRL calls it where prompts are texts."""
+    return [float(right in text) for text, right in zip(completions, answer, strict=True)]
+
+
+def of_equal_texts(completions: list[str], answer: list[str]) -> list[float]:
+    """The same, of whole responses."""
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+
+def of_other_texts(completions: list[str], answer: list[str]) -> list[float]:
+    """The same, the other way round."""
+    return [0.0 if text != right else 1.0 for text, right in zip(completions, answer, strict=True)]

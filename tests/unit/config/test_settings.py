@@ -102,6 +102,8 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
     ("text", "message"),
     [
         ("run.steps=0", r"run\.steps = 0: must be at least 1"),
+        ("environment.workers=1000000", r"environment\.workers = 1000000: must be at most 1024"),
+        ("verifier.workers=1025", r"verifier\.workers = 1025: must be at most 1024"),
         ("run.steps=many", r"run\.steps = 'many': must be a whole number"),
         ("rollout.top_p=1.5", r"rollout\.top_p = 1\.5: must be at most 1"),
         ("update.betas=[0.9, 1.0]", r"update\.betas\.1 = 1\.0: must be less than 1"),

@@ -24,6 +24,7 @@ HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_ca
         '{"name": "add", "arguments": {"a": 2, "b": 3}}',
         ' {"name": "add", "parameters": {"a": 2, "b": 3}}\n',
         '[{"name": "add", "arguments": {"a": 2, "b": 3}}]',
+        '{"type": "function", "name": "add", "parameters": {"a": 2, "b": 3}}',
     ],
 )
 def test_one_call_in_the_forms_of_hermes_qwen_and_llama(text: str) -> None:
@@ -56,6 +57,8 @@ def test_a_text_inside_an_argument_is_not_the_end_of_a_call() -> None:
         "[1, 2]",
         '{"names": 5}',
         '{"name": "Ann"}',
+        '{"type": "sum", "name": "Ann", "parameters": {}}',
+        '{"type": "function", "slope": 2}',
         "add(2, 3)",
     ],
 )

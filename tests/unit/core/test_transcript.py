@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlep.core.episodes import ToolCall
-from rlep.core.transcript import Turn, arguments_of, part_texts, parts_of, split_text, text_and_ends, turns_of
+from rlep.core.transcript import Turn, arguments_of, lines_of, part_texts, parts_of, split_text, text_and_ends, turns_of
 from rlep.core.types import Int32Array
 
 
@@ -129,3 +129,15 @@ def test_arguments_are_read_as_a_person_would_write_them() -> None:
 
 def test_an_episode_that_its_environment_began_has_a_first_turn_without_text() -> None:
     assert turns_of(["", "Guess!", "7"]) == [Turn((), "", ("Guess!",)), Turn(("7",))]
+
+
+def test_an_episode_is_told_line_by_line() -> None:
+    parts = [f"First:\n{ADD}", "\nuser\n<tool_response>\n5\n</tool_response>\nassistant\n", "5"]
+    assert list(lines_of(parts)) == [
+        ("turn", "1"),
+        ("says", "First:"),
+        ("calls", "add\n  a: 2\n  b: 3"),
+        ("answer", "5"),
+        ("turn", "2"),
+        ("says", "5"),
+    ]

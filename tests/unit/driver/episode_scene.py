@@ -111,13 +111,14 @@ class FakeEnvironments:
         if self.hold(episode):
             await asyncio.Event().wait()
         await asyncio.sleep(0)
+        if episode not in self.open:
+            return Observation(status="crashed", reason=f"there is no episode {episode}")
         self.open[episode] += 1
         return self.answers[self.open[episode] - 1]
 
     async def end(self, episode: str) -> Verdict | None:
         self.events.append(("end", episode))
-        self.open.pop(episode, None)
-        return self.verdict
+        return None if self.open.pop(episode, None) is None else self.verdict
 
 
 PROMPT: Prompt = prompts_of(1)[0]

@@ -26,6 +26,7 @@ STARTING = ActorStatus("generator-1", "placing", error="needs 1 CPU, 0 GPU; free
 ROLES = (
     RoleStatus("generator", (GENERATOR, STARTING), backlog=7, reissued=Reissued(3, 1)),
     RoleStatus("verifier", (ActorStatus("verifier-0", "leaving"), ActorStatus("verifier-1", "serving"))),
+    RoleStatus("environment", (ActorStatus("environment-0", "serving", in_flight=64),), backlog=5),
     RoleStatus("learner", (ActorStatus("learner-0", "serving"),)),
     RoleStatus("pool", (ActorStatus("pool", "serving"),)),
     RoleStatus("pool", (ActorStatus("failures", "lost", restarts=3, error="Traceback\nred"),)),
@@ -42,10 +43,12 @@ def test_actors_are_counted_by_role_and_restarts_do_not_go_with_those_who_leave(
     expected = {
         "actors/alive/generator": 1,
         "actors/alive/verifier": 2,
+        "actors/alive/environment": 1,
         "actors/alive/learner": 1,
         "actors/alive/pool": 1,
         "actors/restarts/generator": 2,
         "actors/restarts/verifier": 0,
+        "actors/restarts/environment": 0,
         "actors/restarts/learner": 0,
         "actors/restarts/pool": 3,
     }
@@ -103,14 +106,16 @@ def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
         "critical path: update 2.00 s (20 %), publish 1.00 s (10 %), waiting 7.00 s (70 %)",
         "idle: generator 70 %, learner 70 %",
     ]
-    rows = {line.split()[0]: line.split() for line in lines[7:13]}
+    rows = {line.split()[0]: line.split() for line in lines[7:14]}
     assert rows["generator-0"] == ["generator-0", "serving", "41", "96", "1,234", "87", "%", "12", "2"]
     assert rows["generator-1"] == ["generator-1", "placing", "0", "0"]
-    assert set(rows) == {"generator-0", "generator-1", "verifier-0", "verifier-1", "learner-0", "pool"}
-    assert lines[13].split()[:2] == ["failures", "lost"]
-    assert lines[14:] == [
+    assert rows["environment-0"] == ["environment-0", "serving", "64", "0"]
+    assert set(rows) == {"generator-0", "generator-1", "verifier-0", "verifier-1", "environment-0", "learner-0", "pool"}
+    assert lines[14].split()[:2] == ["failures", "lost"]
+    assert lines[15:] == [
         "requests: 7 waiting for a generator, 3 re-dispatched, 1 completion dropped",
         "verdicts: 0 calls waiting for a verifier",
+        "episodes: 5 waiting for an environment",
         "generator-1: needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU",
         "failures: red",
     ]

@@ -97,6 +97,25 @@ def test_a_streamed_step_hangs_on_the_last_answer_or_on_a_slow_learner() -> None
     ]
 
 
+def test_a_turn_waits_for_its_environment_and_that_for_the_turn_before() -> None:
+    spans = [
+        Span("generator-0", "generate", 0, 3),
+        Span("environment-0", "act", 3, 5),
+        Span("generator-0", "generate", 5.5, 7),
+        Span("environment-0", "act", 7, 7.25),
+        Span("verifier-0", "grade", 7.5, 8),
+        Span("learner", "score", 8, 9),
+        Span("learner", "update", 9, 10),
+    ]
+    assert links(spans, 0, 10)[:5] == [
+        ("generator-0", "generate", 0, 3),
+        ("environment-0", "act", 3, 5),
+        ("generator-0", "generate", 5.5, 7),
+        ("environment-0", "act", 7, 7.25),
+        ("verifier-0", "grade", 7.5, 8),
+    ]
+
+
 def test_work_of_the_next_step_and_of_the_one_before_is_not_on_the_path() -> None:
     ahead = Span("generator-0", "generate", 11, 30)
     before = Span("learner", "update", -5, -1)

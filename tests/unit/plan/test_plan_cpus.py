@@ -55,6 +55,13 @@ def test_actors_that_share_devices_are_counted_once() -> None:
             "helps: --set generator.cpus=0.5, --set verifier.cpus=0, --set learner.cpus=0.5, "
             "--set cluster.cpus=3 (the actors then share the cores)",
         ),
+        (
+            {"environment": {"factory": "rlep.environments.guess_number:GuessNumber", "count": 3, "cpus": 1}},
+            4,
+            "the actors ask for 5 CPUs (generator 1 x 1, environment 3 x 1, learner 1 x 1), there are 4 CPUs; one of these "
+            "helps: --set environment.count=2, --set environment.cpus=0.66, "
+            "--set cluster.cpus=5 (the actors then share the cores)",
+        ),
     ],
 )
 def test_who_asks_for_what_and_what_helps(sections: dict[str, Any], have: int, message: str) -> None:
