@@ -135,13 +135,18 @@ class GeneratorReplica(Replica):
 
     @property
     def free(self) -> int:
-        """The number of requests that it takes at once; 0 where it has too many, or serves none."""
+        """The number of requests that it takes at once; 0 where it has too many, or serves none.
+
+        Turns of its own episodes, which it has in its prefix cache, need neither wait for others nor be its part of all requests.
+        """
         if self.state is not GeneratorState.SERVING:
             return 0
         queue, most = self._fleet.queue, self._config.max_sequences
         slots = min(queue.share(self._fleet.serving), most + most // WAITING)
-        free = slots - queue.count_leased(self.holder)
-        return free if free >= max(1, slots // REFILL) else 0
+        held = queue.count_leased(self.holder)
+        free = slots - held
+        own = min(queue.count_turns(self.holder), most - held)
+        return free if free >= max(1, slots // REFILL) else max(own, 0)
 
     def look(self) -> None:
         """Have it look again whether it takes more: there are more requests, of which it has a part."""

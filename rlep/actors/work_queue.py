@@ -209,6 +209,10 @@ class WorkQueue:
         """Count the requests that ``worker`` works on, those that another has answered meanwhile included."""
         return len(self._leased.get(worker, {}))
 
+    def count_turns(self, worker: str) -> int:
+        """Count the turns that wait, of episodes whose last turn ``worker`` served."""
+        return len(self._turns.get(worker, ()))
+
     @property
     def waiting(self) -> int:
         """Requests that no worker holds."""

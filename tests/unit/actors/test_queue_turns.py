@@ -9,8 +9,11 @@ import pytest
 from rlep.actors import work_queue
 from rlep.actors.work_queue import GenerateCall, WorkQueue
 from rlep.core.types import Completion, Request, Sampling
+from tests.unit.actors.generator_scene import Scene, kills
 from tests.unit.actors.queue_values import completion_of, delivered, request_of
 from tests.unit.actors.test_work_queue import taken_ids
+
+__all__ = ["kills"]
 
 
 def turns(*names: str) -> list[Request]:
@@ -131,3 +134,23 @@ def test_a_call_s_requests_are_each_finished_once() -> None:
     for entry in taken:
         assert queue.finish("a", entry.job, completion_of(entry.request.id))
     assert [len(delivered(job)) for job in jobs] == [1, 1, 1]
+
+
+async def test_a_generator_takes_turns_of_its_own_episodes_beyond_its_part_of_all_requests() -> None:
+    scene = Scene()
+    await scene.pool.start(base_version=0)
+    await scene.pool.scale(2, grace_s=0)
+    (one, other), queue = scene.pool.replicas, scene.pool._queue
+    job = queue.put(turns("u", "v", "w"), Sampling())
+    assert taken_ids(queue, one.holder, 3) == ["u", "v", "w"]
+    assert queue.finish(one.holder, job, completion_of("u"))
+    queue.put(turns("u2", "x"), Sampling())
+    assert (one.free, other.free) == (1, 2), "each has a part of 2 of 4, and one has v and w"
+    assert taken_ids(queue, other.holder, 9) == ["x"]
+    assert taken_ids(queue, one.holder, one.free) == ["u2"]
+    assert queue.finish(one.holder, job, completion_of("v"))
+    queue.put(turns("p", "q"), Sampling())
+    assert taken_ids(queue, one.holder, 2) == ["p", "q"]
+    queue.put(turns("v2"), Sampling())
+    assert one.free == 0, "it has w, u2, p and q, and decodes 4 at once"
+    await scene.pool.close()
