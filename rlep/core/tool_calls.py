@@ -29,11 +29,33 @@ def _refuse(why: str) -> None:
 
 
 def answer_of(text: str, opening: str = "") -> str:
-    """The part of a turn after its thinking; empty where it never ends it. ``opening``: the mark that the prompt ends in."""
-    marks = list(MARK.finditer(opening + text))
-    if not marks:
-        return text
-    return (opening + text)[marks[-1].end() :] if marks[-1].group(1) else ""
+    """The part of a turn after its thinking; empty where it never ends it. ``opening``: the mark that the prompt ends in.
+
+    A mark in an argument of a call is a part of that argument.
+    """
+    whole = opening + text
+    begin, place, thinks, looks = 0, 0, False, MOST_CALLS
+    while mark := MARK.search(whole, place):
+        place = mark.end()
+        if not thinks and looks:
+            looks -= 1
+            if (end := _end_of_call(whole, begin, mark.start())) > mark.start():
+                place = end
+                continue
+        thinks = not mark.group(1)
+        begin = begin if thinks else mark.end()
+    return "" if thinks else whole[begin:] if begin else text
+
+
+def _end_of_call(text: str, begin: int, place: int) -> int:
+    """Where the JSON of the last call that begins between two places ends; 0 without one that can be read."""
+    start = text.rfind(OPEN, begin, place)
+    if start < 0 and _WHOLE.match(text, begin, place) is None:
+        return 0
+    try:
+        return _decoded(text, begin if start < 0 else start + len(OPEN))[1]
+    except _Unreadable:
+        return 0
 
 
 def read_tool_calls(text: str) -> list[ToolCall]:

@@ -115,6 +115,17 @@ def test_calls_are_looked_for_after_the_thinking(text: str, opening: str, answer
     assert answer_of(text, opening) == answer
 
 
+@pytest.mark.parametrize("mark", ["<think>", "</think>", "[THINK]", "</think> <think>"])
+@pytest.mark.parametrize("before", ["", "<think>I say it.</think>\n", "I say it.</think>"])
+@pytest.mark.parametrize("around", ["<tool_call>{}</tool_call>", "{}"])
+def test_a_mark_of_thinking_in_an_argument_ends_and_begins_no_thinking(mark: str, before: str, around: str) -> None:
+    said = json.dumps({"name": "say", "arguments": {"text": mark}})
+    call = ToolCall("say", json.dumps({"text": mark}))
+    assert read_tool_calls(answer_of(before + around.replace("{}", said))) == [call]
+    thought = f"<think>{around.replace('{}', said)}"
+    assert "say" not in "".join(call.name for call in read_tool_calls(answer_of(thought)))
+
+
 def test_a_parsed_message_has_its_calls() -> None:
     function = {"name": "add", "arguments": {"a": 2, "b": 3}}
     assert message_calls({"role": "assistant", "content": "5"}) == []
