@@ -12,6 +12,7 @@ from rlep.launch.event_loop import ending_signals, run_async
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_command_although_its_last_words_cannot_be_written(number: signal.Signals) -> None:
     closed: list[str] = []
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup SIGHUP is ignored
 
     async def work() -> None:
         os.kill(os.getpid(), number)
@@ -23,8 +24,11 @@ def test_a_signal_ends_the_command_although_its_last_words_cannot_be_written(num
     def stopping() -> None:
         raise BrokenPipeError  # standard error was a pipe, and its reader has ended
 
-    with pytest.raises(asyncio.CancelledError):
-        run_async(work(), stopping)
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            run_async(work(), stopping)
+    finally:
+        signal.signal(number, before)
     assert closed == ["actors"]
 
 
