@@ -15,6 +15,7 @@ from rlep.core.errors import ConfigError
 from rlep.core.types import Status, Verdict
 from rlep.services.environment.link import WorkerLink
 from rlep.services.environment.reply import FAILED, UNKNOWN, CallReply
+from rlep.services.verifier.judgement import MAX_EXTRACTED
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.source import source_digest
 
@@ -179,7 +180,8 @@ class LocalEnvironments:
         """``scored``: a score and its parts."""
         name, found = verifier_name(self._factory), cast("Status", status)
         score, parts = scored or (None, {})
-        return Verdict(found, extracted, name, self.digest, "full", seconds, score, parts, reason)
+        kept = None if extracted is None else extracted[:MAX_EXTRACTED]
+        return Verdict(found, kept, name, self.digest, "full", seconds, score, parts, reason)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from rlep.core.scores import OutOfRange, score_fault
 from rlep.services.verifier.grading_job import GradingJob
 
 MAX_EXTRACTED = 4000
-"""Characters of an extracted text that are kept."""
+"""Characters of an extracted text that a verdict keeps."""
 
 
 class BadScore(ValueError):
@@ -59,7 +59,7 @@ def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: f
     said = _texts(found)
     extracted = next((text for text in said.values() if text is not None), None) if extracted is None else extracted
     if extracted is not None:  # what has no UTF-8 form cannot be stored
-        extracted = extracted[:MAX_EXTRACTED].encode("utf-8", "replace").decode()
+        extracted = extracted.encode("utf-8", "replace").decode()
     if isinstance(found, bool):
         return Judgement("correct" if found else "wrong", extracted)
     if isinstance(found, Mapping):

@@ -11,6 +11,7 @@ from rlep.core.types import Verdict
 from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.judge import JUDGE, read_judge
+from rlep.services.verifier.judgement import MAX_EXTRACTED
 from rlep.services.verifier.reward_call import terms_of
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.verifier.worker_process import Reply
@@ -59,7 +60,7 @@ class FunctionVerifier(BaseVerifier):
             status = "correct" if reply.score >= self._correct_at else "wrong"
         return Verdict(
             status,
-            reply.extracted,
+            None if reply.extracted is None else reply.extracted[:MAX_EXTRACTED],
             self.name,
             self.version,
             "full",
