@@ -67,7 +67,7 @@ class NodeTrial:
 
     @property
     def named(self) -> str:
-        """What is tried."""
+        """Value of the key: the name of what is tried."""
         return str(getattr(self.config, self.key))
 
 

@@ -21,7 +21,7 @@ from rlep.core.plural import counted
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What the actors of a role have in common."""
+    """Parts that the actors of a role share."""
 
     cluster: Cluster
     config: WorkerRoleConfig

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlep.core.transcript import parts_of
 from rlep.core.types import Trajectory
 
 
@@ -23,10 +24,10 @@ def conversation(tokenizer: Any, prompt: list[int], member: Trajectory) -> list[
     """
     tokens = member.tokens.tolist()
     sampled = np.ones(len(tokens), dtype=bool) if member.sampled is None else member.sampled
-    edges = [0, *(np.flatnonzero(np.diff(sampled)) + 1).tolist(), len(tokens)]
     messages: list[dict[str, Any]] = []
-    for begin, end in pairwise(edges):
-        ids = tokens[begin:end]
+    for begin, end in pairwise([0, *parts_of(sampled).tolist()]):
+        if not (ids := tokens[begin:end]):
+            continue  # its environment began
         if sampled[begin]:
             messages.append(_turn(tokenizer, ids, prompt + tokens[:begin]))
             continue
