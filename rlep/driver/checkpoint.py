@@ -80,8 +80,10 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(mode=0o700)
             more(part)
-        await learner.save(part)
-        self._writing = silence(asyncio.create_task(self._write(learner, part, state, saved)))  # ``finished`` raises
+        begun = asyncio.ensure_future(learner.save(part))
+        # ``finished`` raises what it raises.
+        self._writing = silence(asyncio.create_task(self._write(learner, begun, part, state, saved)))
+        await asyncio.shield(begun)  # a learner that was asked goes on, whoever stops waiting for it
 
     async def finished(self) -> Checkpoint | None:
         """Wait until no checkpoint is being written; returns the last one begun here. Raises as ``save`` does."""
@@ -105,8 +107,14 @@ class Checkpoints:
                 raise DeadlineExceeded(f"a checkpoint was not completed within {self._deadline:.0f} s")
 
     async def _write(
-        self, learner: Learner, part: Path, state: RunState, saved: Callable[[Checkpoint], None]
+        self,
+        learner: Learner,
+        begun: asyncio.Future[None],
+        part: Path,
+        state: RunState,
+        saved: Callable[[Checkpoint], None],
     ) -> Checkpoint:
+        await begun
         await learner.written()
         committing = asyncio.ensure_future(asyncio.to_thread(self._commit, part, state))
         try:

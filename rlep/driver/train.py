@@ -227,9 +227,10 @@ class Training:
 
     async def _save(self) -> dict[str, MetricValue]:
         """Begin a checkpoint of the state; returns the time that took as the next step's metric."""
-        begun, self._kept = time.perf_counter(), self._state
+        begun = time.perf_counter()
         write = self._live.write if self._live else lambda _: None
         await self._store.checkpoints.save(self._trainers.learner, self._state, self._log_saved, write)
+        self._kept = self._state  # an interruption before has it saved again
         return {"time/checkpoint": time.perf_counter() - begun}
 
     def _log_saved(self, checkpoint: Checkpoint) -> None:

@@ -29,7 +29,8 @@ def run_on_own_cluster(work: Callable[[Path, RayCluster], Awaitable[Any]], **env
     with tempfile.TemporaryDirectory(prefix="rlep-own-", dir="/tmp") as sessions:
         os.environ.update(environment, RAY_TMPDIR=sessions)
         Path(sessions, "ray").mkdir()
-        cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        # Without a port of its own the dashboard takes the next free one: two tests may start theirs at once.
+        cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1, "dashboard_port": None})
         try:
             found = asyncio.run(worked(cluster))
         finally:

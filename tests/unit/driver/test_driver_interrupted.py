@@ -15,6 +15,7 @@ from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.sft import sft_step
 from tests.unit.driver.driver_fakes import FakeVerifiers, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import BASE, config_of, evaluations, prompt_set, prompts_of, untimed
+from tests.waiting import until
 
 TRAIN = prompt_set(10)
 HELD_OUT = prompts_of(1, prefix="held", source="aime")
@@ -97,6 +98,38 @@ async def test_the_last_complete_step_is_saved_and_named(tmp_path: Path, kind: s
             f"writing a checkpoint after step {done} …",
             f"stopped: the same command continues the run after step {done} of 4",
         ]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+async def test_a_step_whose_checkpoint_was_about_to_begin_is_saved(tmp_path: Path, step: int) -> None:
+    """Step 1 while the learner copies its state; step 2 also while step 1 is still being written."""
+    scene = new_scene("plain", checkpoint={"every": 1, "keep": 9}, evaluation={"every": 0})
+    await interrupted(tmp_path, scene, "plain", lambda happened: happened.count("save") == step)
+    assert saved_steps(tmp_path) == [*range(1, step + 1)]
+    assert [line for line, _ in untimed(tmp_path)] == [*range(step)]
+    assert scene.progress.notes[-1] == f"stopped: the same command continues the run after step {step} of 4"
+
+
+async def test_a_step_that_waits_for_the_checkpoint_before_it_is_saved(tmp_path: Path) -> None:
+    scene = new_scene("plain", checkpoint={"every": 1, "keep": 9}, evaluation={"every": 0})
+    opened, written, waiting = asyncio.Event(), scene.learner.written, asyncio.Event()
+
+    async def slow() -> None:
+        waiting.set()
+        await opened.wait()
+        await written()
+
+    scene.learner.written = slow  # type: ignore[method-assign]
+    training = asyncio.create_task(trained(tmp_path, scene, "plain"))
+    await waiting.wait()
+    await until(lambda: len(untimed(tmp_path)) == 2, "the second step", poll=0)
+    training.cancel()
+    await asyncio.sleep(0)
+    opened.set()
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    assert saved_steps(tmp_path) == [1, 2]
+    assert scene.progress.notes[-1] == "stopped: the same command continues the run after step 2 of 4"
 
 
 async def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:
