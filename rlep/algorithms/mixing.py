@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from rlep.core.episodes import played_in
 from rlep.core.errors import MixingError, StaleRolloutError
 from rlep.core.types import Group, Prompt, Trajectory, beyond_vocabulary
 
@@ -121,8 +122,8 @@ def _check_member(
         raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} {wrong}")
     if trajectory.provenance.environment_digest != environment_digest:
         raise MixingError(
-            f"prompt {prompt_id}: trajectory {trajectory.content_id} is of {_origin(trajectory.provenance.environment_digest)}, "
-            f"this run's are of {_origin(environment_digest)}"
+            f"prompt {prompt_id}: trajectory {trajectory.content_id} is one of "
+            f"{played_in(trajectory.provenance.environment_digest)}, this run's are {played_in(environment_digest)}"
         )
     if trajectory.provenance.tokenizer_digest != tokenizer_digest:
         raise MixingError(
@@ -131,10 +132,6 @@ def _check_member(
         )
     if wrong := beyond_vocabulary(trajectory.tokens, vocabulary):
         raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.content_id}: {wrong}")
-
-
-def _origin(environment_digest: str) -> str:
-    return f"environment {environment_digest!r}" if environment_digest else "no environment"
 
 
 def _check_version(prompt_id: str, trajectory: Trajectory, policy_version: int, max_staleness: int) -> None:

@@ -13,6 +13,7 @@ from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.inputs import Subject
 from rlep.check.pool_place import pool_exists, pool_place
 from rlep.config.schema import Config
+from rlep.core.episodes import played_in
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted
 from rlep.data.prompts import PromptSet
@@ -115,8 +116,8 @@ def check_origins(config: Config, pool: PoolClient, template_digest: str, prompt
     if played := Counter(one.environment_digest for one in origins if one.environment_digest != own):
         digest, count = played.most_common(1)[0]
         raise PoolError(
-            f"pool {name}: {count:,} of {counted(len(origins), 'response')} looked at {_of_environment(digest)}, this "
-            f"run's {_of_environment(own)}: set [environment] and its class's file as when they were played, or collect anew"
+            f"pool {name}: {count:,} of {counted(len(origins), 'response')} looked at are {played_in(digest)}, this "
+            f"run's are {played_in(own)}: set [environment] and its class's file as when they were played, or collect anew"
         )
     others = [origin.template_digest for origin in origins if origin.prompted_otherwise(template_digest)]
     if others and config.replay.other_template == "refuse":
@@ -126,10 +127,6 @@ def check_origins(config: Config, pool: PoolClient, template_digest: str, prompt
             'and model.system_prompt as when they were sampled, or replay.other_template = "render" to train them after this '
             "run's prompts"
         )
-
-
-def _of_environment(digest: str) -> str:
-    return f"are episodes of environment {digest}" if digest else "have no environment"
 
 
 def covered_questions(config: Config, held: Iterable[str], prompts: PromptSet) -> int:

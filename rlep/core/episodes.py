@@ -45,6 +45,11 @@ class Suffix(NamedTuple):
     """Texts of the observation that were too long, and were cut."""
 
 
+def played_in(environment_digest: str) -> str:
+    """Say what responses are whose records carry this digest; empty: of no environment."""
+    return f"episodes of environment {environment_digest}" if environment_digest else "responses without an environment"
+
+
 def reset_seed(prompt_id: str) -> int:
     """The seed of what an environment draws: the same in every episode of a prompt, so that replays belong to the question."""
     return seed_for(0, "environment", prompt_id)

@@ -15,8 +15,13 @@ def printable(text: str) -> str:
     return "".join(mark if mark in "\n\t" or mark.isprintable() or category(mark) == "Zs" else "�" for mark in text)
 
 
+def storable(text: str) -> str:
+    """Text with a question mark for each character that has no UTF-8 form."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def marked(text: str) -> str:
-    """The same with each such character named, e.g. ``⟨U+202E⟩``."""
+    """Text with each such character named, e.g. ``⟨U+202E⟩``."""
     if text.isprintable():
         return text
     return "".join(mark if mark in "\n\t" or mark.isprintable() else f"⟨U+{ord(mark):04X}⟩" for mark in text)

@@ -30,6 +30,7 @@ from rlep.algorithms.live_draws import Births, draw_ids, seen
 from rlep.algorithms.mixing import check_replays
 from rlep.algorithms.selection import Candidate, ReplaySchedule, select
 from rlep.config.replay import ReplayConfig
+from rlep.core.episodes import played_in
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted
 from rlep.core.types import BoolArray, Float32Array, Int32Array, Provenance, Sampling, Trajectory, Verdict
@@ -424,8 +425,8 @@ class Replayer:
         theirs, ours = member.provenance.environment_digest, self._origin.environment_digest
         if theirs != ours:
             raise PoolError(
-                f"pool {self._pool.name} holds {_kind(theirs)}; this run's are {_kind(ours)}. Use another pool name, or what "
-                "filled it"
+                f"pool {self._pool.name} holds {played_in(theirs)}; this run's are {played_in(ours)}. Use another pool "
+                "name, or what filled it"
             )
 
     def _check_template(self, member: Trajectory) -> None:
@@ -481,10 +482,6 @@ class Replayer:
                 _log.warning("training goes on without replays, the pool is asked again in %g s: %s", PAUSE_S, error)
         self._counts.away += 1
         return otherwise
-
-
-def _kind(environment_digest: str) -> str:
-    return f"episodes of {environment_digest}" if environment_digest else "responses without an environment"
 
 
 def oldest_checkpoint(folder: Path, name: str, step: int) -> int:

@@ -147,6 +147,8 @@ def read_arm(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] =
             tokens, wall_s = _collection(phase.directory / "collection.json")
             compute, seconds = compute + tokens, seconds + wall_s
             continue
+        if not phase.directory.exists():
+            raise DataError(f"{phase.directory}: not run yet")
         run = load_run(phase.directory, taken=set())
         made = run.table.steps[-1] + 1 if len(run.table) else 0
         last = compute_at(run.table, made)

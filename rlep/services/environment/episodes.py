@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rlep.core.printable import storable
 from rlep.core.seeds import seed_for
 from rlep.services.environment.arguments import BadCall
 from rlep.services.environment.contract import Contract
@@ -67,13 +68,17 @@ class Episodes:
 
     def end(self, name: str) -> CallReply:
         """Forget an episode; its reward is asked for first, where the class has one."""
-        reply = self._guarded(name, lambda: self._end(self._open[name].environment))
+        reply = self._guarded(name, lambda: self._end(self._open[name]))
         self._open.pop(name, None)
         return reply
 
     def drop(self, name: str) -> CallReply:
         """Forget an episode without its reward."""
-        return CallReply("ended" if self._open.pop(name, None) else UNKNOWN)
+        episode = self._open.pop(name, None)
+        if episode is None:
+            return CallReply(UNKNOWN)
+        self._release(episode)
+        return CallReply("ended")
 
     def _begin(self, episode: _OpenEpisode, columns: str) -> CallReply:
         row: dict[str, Any] = json.loads(columns) if columns else {}
@@ -104,13 +109,30 @@ class Episodes:
         found = self._text_or_none("step", self._run(environment.step, text))
         return CallReply("ended" if found is None else "open", found)
 
-    def _end(self, environment: Any) -> CallReply:
+    def _end(self, episode: _OpenEpisode) -> CallReply:
         reward = None
         if self._contract.has_reward:
-            reward = judgement_of(self._run(environment.get_reward), None, *self._contract.score_range).reply(0.0)
-        if self._contract.has_close:
-            self._run(environment.close)
+            found = self._run(episode.environment.get_reward)
+            reward = judgement_of(found, None, *self._contract.score_range).reply(0.0)
+        self._close(episode)
         return CallReply("ended", None, "", reward)
+
+    def _close(self, episode: _OpenEpisode) -> None:
+        """Close an episode's object, once."""
+        environment, episode.environment = episode.environment, None
+        if environment is not None and self._contract.has_close:
+            self._run(environment.close)
+
+    def _release(self, episode: _OpenEpisode) -> None:
+        """Close the object of an episode that has failed or that nobody awaits: what that raises is told to nobody."""
+        try:
+            with self._clock:
+                self._close(episode)
+        except Overtime:
+            self._clock.stop()
+            self._settle()
+        except BaseException:  # noqa: BLE001, S110 - the failure before it is the one that is told
+            pass
 
     def _guarded(self, name: str, call: Callable[[], CallReply]) -> CallReply:
         """Run a part of an episode under the clock, with its own random numbers; one that fails is forgotten."""
@@ -129,6 +151,7 @@ class Episodes:
             failed = CallReply("out_of_memory", None, str(error) or "the memory of its process is full")
         except BaseException as error:  # noqa: BLE001 - whatever an environment raises ends its episode alone
             failed = CallReply("crashed", None, failure_of(error, "environment"))
+        self._release(episode)
         del self._open[name], episode, call
         if failed.status == "out_of_memory":
             gc.collect()
@@ -165,7 +188,7 @@ class Episodes:
         """Keep the beginning of a long text, and say so; what is no Unicode is replaced."""
         if len(text) > self._longest:
             text = f"{text[: self._longest]}\n[cut: {self._longest} of {len(text)} characters]"
-        return text if text.isascii() else text.encode("utf-8", "replace").decode()
+        return storable(text)
 
 
 def _text_of(found: Any) -> str | None:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any, NamedTuple
 
+from rlep.core.printable import storable
 from rlep.core.scores import OutOfRange, score_fault
 from rlep.services.verifier.grading_job import GradingJob
 
@@ -58,8 +59,7 @@ def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: f
     found = _unboxed(found)
     said = _texts(found)
     extracted = next((text for text in said.values() if text is not None), None) if extracted is None else extracted
-    if extracted is not None:  # what has no UTF-8 form cannot be stored
-        extracted = extracted.encode("utf-8", "replace").decode()
+    extracted = None if extracted is None else storable(extracted)
     if isinstance(found, bool):
         return Judgement("correct" if found else "wrong", extracted)
     if isinstance(found, Mapping):

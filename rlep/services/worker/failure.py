@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
+from rlep.core.printable import storable
 from rlep.services.worker.host import MAX_REASON
 
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -26,7 +27,7 @@ def failure_of(error: BaseException, section: str) -> str:
     if frames_below:
         below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
         said = f"{said}\nTraceback (most recent call last):\n{below}".rstrip()
-    return said.encode("utf-8", "replace").decode()
+    return storable(said)
 
 
 def _text_of(error: BaseException) -> str:

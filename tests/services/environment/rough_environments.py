@@ -169,12 +169,17 @@ class Rewarded:
 
     score_range = (-1.0, 1.0)
 
+    closed = 0
+    """Objects of this process that were."""
+
     def reset(self, reward: Any, where: str = "") -> None:
         """Begin."""
         self._reward, self._where = reward, where
 
     def step(self, text: str) -> str | None:
-        """Answer: "end" ends, "bad" returns a number."""
+        """Answer: "end" ends, "bad" returns a number, "closed" says how many were."""
+        if text == "closed":
+            return str(Rewarded.closed)
         if self._where == "step":
             raise RuntimeError("the board is broken")
         return {"end": None, "bad": 3}.get(text, f"you said {text}")  # type: ignore[return-value]
@@ -187,6 +192,7 @@ class Rewarded:
 
     def close(self) -> None:
         """End."""
+        Rewarded.closed += 1
         if self._where == "close":
             raise OSError("stuck")
 

@@ -157,6 +157,24 @@ async def test_what_an_environment_itself_does_wrong_crashes_its_episode(
     assert not action or found.reason == verdict.reason
 
 
+async def test_every_episode_is_closed_once_however_it_ends(make: Make) -> None:
+    game = await make("Rewarded")
+
+    async def closed() -> str:
+        await game.begin("asks", '{"reward": 1}', seed=0)
+        (said,) = (await game.act("asks", "closed")).texts
+        return said
+
+    assert await closed() == "0"
+    for name, where in (("a", ""), ("b", "step"), ("c", "reward"), ("d", "close")):
+        await game.begin(name, json.dumps({"reward": 1, "where": where}), seed=0)
+    assert (await game.act("b", "x")).status == "crashed"
+    assert await closed() == "2"  # of b, and of the one that asked before, which was forgotten
+    for name in "abcd":
+        await game.end(name)
+    assert await closed() == "6"
+
+
 async def test_a_call_that_takes_the_clocks_signals_does_not_stop_the_next_ones_clock(make: Make) -> None:
     rough = await make("Rough", cpu_seconds=0.5)
     await begun(rough, "a", "b")
