@@ -229,14 +229,15 @@ def policy_loss(
 def _replay_terms(
     packed: PackedTokens, replay: ReplayConfig, policy: Tensor, ratio: Tensor, logprobs: Tensor
 ) -> Tensor:
-    """The policy terms ``[R]`` with those of replayed tokens shaped and weighed, and their −β log π (``imitation``) beside."""
-    if not replay.shaping and replay.weight == 1 and not replay.imitation:
+    """The policy terms ``[R]`` with those of replayed tokens shaped and weighed; beside them −β log π, β · divergence."""
+    if not replay.shaping and replay.weight == 1 and not replay.imitation and not replay.divergence:
         return policy
     replayed = packed.mask & packed.replayed[packed.sequences]
     if replay.shaping:
         advantages = _constant(packed.advantages, packed.mask)
         policy = torch.where(replayed, shaped_terms(ratio, advantages, replay.shaping), policy)
-    return torch.where(replayed, replay.weight * policy - replay.imitation * logprobs, policy)
+    beside = replay.divergence * divergence_terms(ratio) if replay.divergence else 0.0
+    return torch.where(replayed, replay.weight * policy - replay.imitation * logprobs + beside, policy)
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
@@ -392,6 +393,14 @@ def shaped_terms(ratio: Tensor, advantages: Tensor, gamma: float) -> Tensor:
     No clip: the gradient's weight A · γ ρ / (ρ + γ)² is bounded by A / 4, at ρ = γ.
     """
     return -advantages * ratio / (ratio + gamma)
+
+
+def divergence_terms(ratio: Tensor) -> Tensor:
+    """Jensen-Shannon divergence of π and μ by samples of μ, per token: p = ½ [log 2/(1 + ρ) + ρ log 2ρ/(1 + ρ)], ρ = π/μ.
+
+    It is 0 at ρ = 1, where its gradient is, too, and at most ½ log 2 below (DyJR, arXiv 2603.16157).
+    """
+    return 0.5 * (torch.log(2 / (1 + ratio)) + ratio * torch.log(2 * ratio / (1 + ratio)))
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:

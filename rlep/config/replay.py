@@ -24,7 +24,7 @@ _AT_ONE = {"loss.temperature": (1,)}
 _NO_TERMS = (
     "a prefix is context: no replayed token is in the loss, and a group without a stored success is like any other"
 )
-_TERMS = {"old_logprobs": "recompute", "weight": 1, "imitation": 0, "failed": 0, "require": False}
+_TERMS = {"old_logprobs": "recompute", "weight": 1, "imitation": 0, "divergence": 0, "failed": 0, "require": False}
 """Keys about replayed tokens at their defaults; ``shaping`` needs other ``old_logprobs``, ``correction`` is checked apart."""
 
 
@@ -45,8 +45,8 @@ class ReplayConfig(Section):
 
     method: str = option("rlep", requires=[_COUNT])
     """Method of questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, ``prefix``,
-    ``priority``, ``recall``, ``mix``, or your own ``python:module:Class``. A method brings values for the keys below; those
-    set in the same file or later win."""
+    ``priority``, ``recall``, ``mix``, ``dyjr``, or your own ``python:module:Class``. A method brings values for the keys below;
+    those set in the same file or later win."""
     options: dict[str, float] = Field(default_factory=dict)
     """Numbers of the method, by its class's attributes, e.g. ``start_accuracy = 0.1`` for ``exgrpo``."""
     count: Count = 0
@@ -151,6 +151,18 @@ class ReplayConfig(Section):
         ge=0,
     )
     """β: each replayed token adds −β · log π to the loss, whatever its advantage (CHORD, MIX); with ``weight = 0`` that alone."""
+    divergence: float = option(
+        0.0,
+        requires=[
+            _COUNT,
+            needs("replay.old_logprobs", "behaviour", because="it is that of the policy to the sampler"),
+            needs("loss.level", "token", because="it is of a token's own ratio"),
+        ],
+        excludes=[clashes("replay.failed", because="it would keep wrong responses likely as well")],
+        ge=0,
+    )
+    """β: each replayed token adds β times the Jensen-Shannon divergence of the policy and its sampler to the loss (DyJR); with
+    ``weight = 0`` that alone."""
     start_step: Count = option(0, requires=[_COUNT])
     """Steps before the first replay."""
     other_template: Literal["refuse", "render"] = option("refuse", requires=[_COUNT])

@@ -94,7 +94,7 @@ def mix_group(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: 
     correct, tokens = sum(member.correct for member in fresh), sum(len(member.tokens) for member in fresh)
     computed = tokens + len(fresh) * len(prompt.tokens)
     step.visits.append(Visit(prompt.id, computed, correct, len(fresh), prompt.given))
-    own = {member.content_id for member in fresh}
+    own = set() if step.trainers.method.copies else {member.content_id for member in fresh}
     # A live replay may be a copy of a fresh response; stored ones of other runs are kept whatever they are.
     replays = [member for member in replays if member.birth < 0 or member.content_id not in own]
     bound = config.replay.only_below

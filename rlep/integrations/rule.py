@@ -40,7 +40,7 @@ def replay_rule(count: int, **keys: Any) -> ReplayConfig:
     plain = settings_of("rlep")
     terms = [
         assigned(key, settings[key])
-        for key in ("old_logprobs", "shaping", "weight", "imitation")
+        for key in ("old_logprobs", "shaping", "weight", "imitation", "divergence")
         if settings[key] != plain[key]
     ]
     terms += [assigned("group", "prefix")] if settings["group"] == "prefix" else []

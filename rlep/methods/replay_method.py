@@ -25,6 +25,7 @@ METHODS = {
     "priority": "rlep.methods.priority:Priority",
     "recall": "rlep.methods.recall:Recall",
     "mix": "rlep.methods.mix:Mix",
+    "dyjr": "rlep.methods.dyjr:DyJr",
 }
 """Name → ``module:Class``."""
 PYTHON = "python:"
@@ -54,7 +55,10 @@ class ReplayMethod:
     """Keys of ``[replay]`` that choose replays, e.g. ``source``, ``count``, ``group``: defaults that configurations override."""
     terms: ClassVar[Mapping[str, Any]] = {}
     """Keys of ``[replay]`` that weigh replayed tokens in the loss: ``old_logprobs``, ``correction``, ``shaping``, ``weight``,
-    ``imitation``."""
+    ``imitation``, ``divergence``."""
+
+    copies: ClassVar[bool] = False
+    """Whether a live response that a fresh one of its group repeats is replayed all the same."""
 
     def __init__(self, *, seed: int = 0, fresh: int = 1, options: Mapping[str, float] | None = None) -> None:
         """``seed`` of the run; ``fresh``: G, responses to a prompt; ``options``: other values of the class's numbers.
@@ -129,6 +133,6 @@ def load_method(name: str) -> type[ReplayMethod]:
 def settings_of(name: str) -> dict[str, Any]:
     """Return the keys of ``[replay]`` that a method sets: the paper's, and its own over them."""
     paper = {"source": "offline", "group": "add", "selection": "uniform", "old_logprobs": "recompute", "shaping": 0.0}
-    paper |= {"weight": 1.0, "imitation": 0.0}
+    paper |= {"weight": 1.0, "imitation": 0.0, "divergence": 0.0}
     method = load_method(name)
     return paper | dict(method.replays) | dict(method.terms)

@@ -355,6 +355,7 @@ def test_replays_can_be_decided_on_when_rewards_are_known(pool_of: OpenPool) -> 
         ({"old_logprobs": "behaviour"}, "replay.old_logprobs: groups and their loss"),
         ({"method": "luffy"}, 'old_logprobs = "unit", shaping = 0.1 is no part of the trainer\'s loss'),
         ({"method": "mix"}, "weight = 0, imitation = 0.1 is no part of the trainer's loss"),
+        ({"method": "dyjr"}, 'old_logprobs = "behaviour", weight = 0, divergence = 1 is no part of'),
         ({"method": "prefix"}, 'group = "prefix" is no part of the trainer\'s'),
         ({"method": "nobody"}, "choose rlep, live, rescue"),
         ({"selection": "most-probable"}, "scores all stored responses under the current policy"),

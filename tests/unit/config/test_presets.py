@@ -147,7 +147,7 @@ def test_no_config_lies_anywhere_else() -> None:
     assert {file.resolve() for file in inside} == known
 
 
-@pytest.mark.parametrize("name", ["live", "rescue", "luffy", "prefix", "priority", "recall", "mix"])
+@pytest.mark.parametrize("name", ["live", "rescue", "luffy", "prefix", "priority", "recall", "mix", "dyjr"])
 def test_replay_presets_layer_onto_the_method(name: str) -> None:
     config = load_config(
         [CONFIGS / "paper" / "rlep.toml", CONFIGS / "replay" / f"{name}.toml", CONFIGS / "machines" / "8x80gb.toml"]
@@ -157,7 +157,7 @@ def test_replay_presets_layer_onto_the_method(name: str) -> None:
     assert config.rollout.prompts == 512
 
 
-@pytest.mark.parametrize("name", ["live", "exgrpo", "luffy", "rescue", "prefix", "priority", "recall", "mix"])
+@pytest.mark.parametrize("name", ["live", "exgrpo", "luffy", "rescue", "prefix", "priority", "recall", "mix", "dyjr"])
 def test_count_0_is_the_control_of_every_replay_preset(name: str) -> None:
     files = [CONFIGS / "paper" / "rlep.toml", CONFIGS / "replay" / f"{name}.toml"]
     more = [] if name == "live" else ["replay.start_step=3", "replay.failed=2", "replay.schedule=linear"]

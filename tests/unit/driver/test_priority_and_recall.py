@@ -6,15 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlep.core.errors import ConfigError
 from rlep.core.jsonl import read_lines
-from rlep.core.types import Trajectory
+from rlep.core.types import SequenceBatch, Trajectory
 from rlep.driver.replays import choose_method
 from rlep.methods.priority import Priority
 from rlep.methods.recall import Recall
 from rlep.methods.replay_method import Visit
+from studies.frequency import Frequency
 from tests.unit.driver.driver_fakes import Killed
 from tests.unit.driver.driver_values import answer_of, config_of, prompts_of, untimed
 from tests.unit.driver.live_scene import Stored, batches, live_config, trained
@@ -68,6 +70,44 @@ def test_uses_of_a_lost_step_do_not_count_and_those_of_a_response_that_left_are_
     assert method.state() == {"uses": {PROMPT.id: {stored[1].content_id: [1, 5]}}}
 
 
+def test_a_draw_by_frequency_has_the_weights_of_what_was_sampled() -> None:
+    # Sampled three times and once: of one draw a step, the first is 3/4; the standard deviation of 1000 is 14.
+    stored = [born(0, 1), born(1, 1)]
+    method = Frequency(seed=5)
+    for sampled in ([stored[0]] * 3, [stored[1]]):
+        assert method.accepts(sampled)
+    assert method.state() == {"counts": {}}  # the step is not complete
+    method.learn(0, [])
+    counts = {stored[0].content_id: 3, stored[1].content_id: 1}
+    assert method.state() == {"counts": {PROMPT.id: counts}}
+    found = [names(method.choose(step, PROMPT.id, stored, 1)) for step in range(1000)]
+    assert abs(found.count([0]) - 750) < 45
+    assert found[:50] == [names(method.choose(step, PROMPT.id, stored[::-1], 1)) for step in range(50)]
+    assert sorted(names(method.choose(0, PROMPT.id, stored, 4))) == [0, 1]
+    method.accepts(stored)
+    method.restore(method.state())  # the step was lost
+    method.learn(1, [])
+    assert method.state() == {"counts": {PROMPT.id: counts}}
+
+
+async def test_a_method_with_copies_replays_what_a_fresh_response_repeats(tmp_path: Path) -> None:
+    repeated = []
+    for name in ("live", "python:studies.frequency:Frequency"):
+        config = live_config(run={"steps": 8}, replay={"method": name, "per_question": 3, "count": 1})
+        made = await trained(tmp_path / name[:4], config, {})
+        repeated.append(sum(_copies(batch) for batch in made.scene.learner.batches))
+    assert repeated[0] == 0
+    assert repeated[1] > 0
+
+
+def _copies(batch: SequenceBatch) -> int:
+    """Replays of a batch that are a fresh response of their group."""
+    texts = [part.tobytes() for part in np.split(batch.tokens, batch.offsets[1:-1])]
+    rows = list(zip(batch.groups.tolist(), texts, batch.replayed.tolist(), strict=True))
+    fresh = {(group, text) for group, text, replayed in rows if not replayed}
+    return sum(replayed and (group, text) in fresh for group, text, replayed in rows)
+
+
 def test_questions_come_back_when_they_are_due_longest_unsolved_first() -> None:
     method = Recall(options={"share": 0.5, "after": 3})
     visit = {"a": 1, "b": 1, "c": 0, "d": 1}
@@ -95,6 +135,7 @@ def test_questions_come_back_when_they_are_due_longest_unsolved_first() -> None:
     [
         ("priority", {"cooldown": 1, "most_uses": 3}, "replay/trajectories"),
         ("recall", {"share": 0.5, "after": 2}, "live/reviewed"),
+        ("python:studies.frequency:Frequency", {}, "replay/trajectories"),
     ],
 )
 async def test_a_run_killed_and_continued_is_the_undisturbed_run(
