@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 KINDS = ("unit", "contract", "services", "browser", "cluster", "engines", "e2e", "real")
 TIMEOUTS = {
@@ -35,6 +36,10 @@ os.environ.setdefault(
     "HF_HUB_OFFLINE", "1"
 )  # a name that is no directory asks nobody, but in tests of a hub of their own
 os.environ[OWNER] = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+# No test depends on speed, nor on what was drawn in another run of it.
+settings.register_profile("rlep", deadline=None, derandomize=True)
+settings.load_profile("rlep")
 
 
 def kind_of(path: Path) -> str | None:

@@ -140,7 +140,7 @@ async def test_a_cancelled_command_leaves_no_replica_half_created() -> None:
 COMMANDS = st.lists(st.one_of(st.integers(1, 6), st.sampled_from([f"worker-{i}" for i in range(12)])), max_size=12)
 
 
-@settings(deadline=None, derandomize=True, max_examples=80)
+@settings(max_examples=80)
 @given(COMMANDS)
 def test_commands_given_at_once_end_as_if_given_one_after_the_other(commands: list[int | str]) -> None:
     async def run() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlep.actors.timeline import MOST_SPANS, WRITTEN_SPANS, Timeline, keep_trace, write_trace
@@ -54,7 +54,6 @@ def test_the_busy_share_counts_overlapping_work_once() -> None:
     assert busy_shares([]) == {}
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(1, 9)), min_size=1))
 def test_lanes_never_overlap_and_shares_are_what_counting_seconds_gives(drawn: list[tuple[str, int, int]]) -> None:
     spans = [Span(actor, "work", float(begin), float(begin + length)) for actor, begin, length in drawn]

@@ -179,4 +179,4 @@ class QueueModel(RuleBasedStateMachine):
 
 
 TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(deadline=None, derandomize=True, max_examples=60, stateful_step_count=50)
+TestQueueModel.settings = settings(max_examples=60, stateful_step_count=50)

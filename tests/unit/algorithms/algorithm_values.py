@@ -26,7 +26,7 @@ from rlep.core.types import (
 
 TOKENIZER = "tok"
 
-PROPERTY = settings(deadline=None, derandomize=True, max_examples=40)
+PROPERTY = settings(max_examples=40)
 """Property tests: the same examples in every run."""
 FEW = settings(PROPERTY, max_examples=12)
 """For properties whose single example is already a whole update."""

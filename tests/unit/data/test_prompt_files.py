@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlep.core.errors import DataError
@@ -160,7 +160,6 @@ def test_rows_beyond_one_batch_keep_their_order(tmp_path: Path) -> None:
     assert [row.reference for row in read_rows(path)] == [str(i) for i in range(count)]
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8"))), min_size=1, max_size=5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlep.metrics.spans import (
@@ -163,7 +163,6 @@ def test_a_trace_is_read_back() -> None:
 NAMES = sorted(WAITS_FOR.keys() | {"start", "add"})
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(-5, 25), st.integers(0, 9))))
 def test_links_are_pieces_of_spans_in_order_within_the_step(drawn: list[tuple[str, int, int]]) -> None:
     spans = [Span("a-0", what, begin, begin + length) for what, begin, length in drawn]

@@ -253,7 +253,7 @@ def test_a_log_prob_beyond_float16_is_kept_as_float32() -> None:
     assert found[0] == -1e6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tokens=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=300),
     metadata=st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=4),
