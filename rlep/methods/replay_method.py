@@ -66,7 +66,7 @@ class ReplayMethod:
         Raises ``ConfigError`` for an option that the class does not have.
         """
         self.seed, self.fresh = seed, fresh
-        known = [name for name in dir(type(self)) if isinstance(getattr(type(self), name), int | float)]
+        known = [name for name in dir(type(self)) if type(getattr(type(self), name)) in (int, float)]
         for name, value in (options or {}).items():
             if name not in known:
                 raise ConfigError(
