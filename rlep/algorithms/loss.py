@@ -398,7 +398,7 @@ def shaped_terms(ratio: Tensor, advantages: Tensor, gamma: float) -> Tensor:
 def divergence_terms(ratio: Tensor) -> Tensor:
     """Jensen-Shannon divergence of π and μ by samples of μ, per token: p = ½ [log 2/(1 + ρ) + ρ log 2ρ/(1 + ρ)], ρ = π/μ.
 
-    It is 0 at ρ = 1, where its gradient is, too, and at most ½ log 2 below (DyJR, arXiv 2603.16157).
+    It is 0 at ρ = 1, as its gradient is, and at most ½ log 2 for a smaller ρ (DyJR, arXiv 2603.16157).
     """
     return 0.5 * (torch.log(2 / (1 + ratio)) + ratio * torch.log(2 * ratio / (1 + ratio)))
 

@@ -122,7 +122,7 @@ def _check_member(
         raise MixingError(f"prompt {prompt_id}: trajectory {trajectory.sample_id!r} {wrong}")
     if trajectory.provenance.environment_digest != environment_digest:
         raise MixingError(
-            f"prompt {prompt_id}: trajectory {trajectory.content_id} is one of "
+            f"prompt {prompt_id}: trajectory {trajectory.content_id} is from "
             f"{played_in(trajectory.provenance.environment_digest)}, this run's are {played_in(environment_digest)}"
         )
     if trajectory.provenance.tokenizer_digest != tokenizer_digest:

@@ -276,9 +276,9 @@ def test_a_mask_that_does_not_fit_is_refused(mask: list[bool], message: str) -> 
 @pytest.mark.parametrize(
     ("stored", "own", "message"),
     [
-        ("game", "", "is one of episodes of environment game, this run's are responses without an environment"),
-        ("", "game", "is one of responses without an environment, this run's are episodes of environment game"),
-        ("game", "other", "is one of episodes of environment game, this run's are episodes of environment other"),
+        ("game", "", "is from episodes of environment game, this run's are responses without an environment"),
+        ("", "game", "is from responses without an environment, this run's are episodes of environment game"),
+        ("game", "other", "is from episodes of environment game, this run's are episodes of environment other"),
     ],
 )
 def test_a_replay_of_another_environment_is_refused(stored: str, own: str, message: str) -> None:
