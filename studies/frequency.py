@@ -1,7 +1,8 @@
 """Live replay by frequency, a control: what the policy writes often comes back often, also where it has just written it.
 
 Plain live replay draws uniformly among the distinct successes of a question and leaves out what a fresh response repeats, so
-that it lifts rare ways to an answer. Is that all its effect? Here a success has the weight of the times that it was sampled.
+that it lifts rare ways to an answer. Is that all its effect? Here a success has the weight of the times that it was sampled, to
+a power: 0 draws uniformly, and only keeps the copies.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Frequency(Live):
     """Live replay, drawn without replacement by how often each success was sampled; copies of fresh responses stay."""
 
     copies = True
+    power = 1.0
+    """Exponent of the weights."""
 
     def __init__(self, *, seed: int = 0, fresh: int = 1, options: Mapping[str, float] | None = None) -> None:
         super().__init__(seed=seed, fresh=fresh, options=options)
@@ -35,7 +38,7 @@ class Frequency(Live):
         """Draw ``count``; the largest of u^(1/weight) are a draw without replacement (Efraimidis and Spirakis, 2006)."""
         ordered = sorted(stored, key=lambda member: member.content_id)
         counts = self._counts.get(prompt_id, {})
-        weights = np.array([counts.get(member.content_id, 1) for member in ordered], dtype=np.float64)
+        weights = np.array([counts.get(member.content_id, 1) ** self.power for member in ordered], dtype=np.float64)
         draws = generator_for(self.seed, "frequency", step, prompt_id).random(len(ordered))
         best = np.argsort(-(draws ** (1 / weights)), kind="stable")[:count]
         return [ordered[place] for place in best]

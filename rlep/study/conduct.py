@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from rlep.core.errors import ConfigError, DataError
-from rlep.study.study_plan import ArmSpec, PhasePlan, Study, StudySpec, phases_of
-from rlep.study.study_report import Found, endpoint_of
+from rlep.study.study_plan import ArmSpec, PhasePlan, Replicate, Study, StudySpec, phases_of
+from rlep.study.study_report import Found, Tried, endpoint_of
 from rlep.study.study_results import ArmRun, arm_figures
 from rlep.study.study_runner import Failed, PhaseRunner, Pipeline, Say, run_pipelines
 
@@ -39,7 +39,7 @@ def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: S
     budget = study.study.budget
     if study.study.tuning_seeds:
         run_pipelines(_tuning(study, base), run, budget=budget, parallel=parallel, say=say)
-    arms = _chosen(study, base)[0]
+    arms = _chosen(study, _tried(study, base)[0])[0]
     failed = run_pipelines(_testing(study, arms, base), run, budget=budget, parallel=parallel, say=say)
     return found_in(study, base, failed)
 
@@ -79,7 +79,8 @@ def keep_plan(study: Study, base: Base) -> None:
 
 def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None = None) -> Found:
     """Read the study's files; an arm without a complete result under a seed is among the failed."""
-    arms, tuned, notes = _chosen(study, base)
+    tried, notes = _tried(study, base)
+    arms, tuned = _chosen(study, tried)
     runs: dict[Pipeline, ArmRun] = {}
     missing = dict(failed or {})
     ready = {arm.name for arm in arms}
@@ -94,7 +95,7 @@ def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None 
             runs[pipeline] = arm_figures(plans, study.study.budget, study.study.grid)
         except (DataError, OSError) as error:
             missing[pipeline] = Failed(plans[-1].command, str(error))
-    return Found(study, runs, missing, tuned, notes)
+    return Found(study, runs, missing, tuned, tried, notes)
 
 
 def _shown(values: Mapping[str, Any]) -> Any:
@@ -114,33 +115,41 @@ def _tuning(study: Study, base: Base) -> dict[Pipeline, list[PhasePlan]]:
     }
 
 
-def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any], list[str]]:
-    """The arms as they are tested, the values that tuning chose, by the largest mean of ``tune_by``, and what it could not try.
+def _tried(study: Study, base: Base) -> tuple[list[Tried], list[str]]:
+    """The values that have a result under every tuning seed, and a sentence on each other one."""
+    plans, tried, notes, spec = _tuning(study, base), list[Tried](), list[str](), study.study
+    candidates = [(arm.name, values) for arm in study.arm if arm.tune for values in arm.candidates]
+    for arm, values in candidates:
+        name, runs = f"{arm} {json.dumps(_shown(values))}", dict[Replicate, ArmRun]()
+        for seed in spec.replicates(spec.tuning_seeds):
+            try:
+                runs[seed] = arm_figures(plans[name, seed], spec.budget, spec.grid)
+            except (DataError, OSError) as error:
+                notes.append(f"{name}, tuning seed {seed}: no result, so this value was not chosen: {error}")
+                break
+        else:
+            tried.append(Tried(arm, values, runs))
+    return tried, notes
+
+
+def _chosen(study: Study, tried: Sequence[Tried]) -> tuple[list[ArmSpec], dict[str, Any]]:
+    """The arms as they are tested, and the values that tuning chose, by the largest mean of ``tune_by``.
 
     Arms that no tuning succeeded for are left out.
     """
-    plans, arms, tuned, notes = _tuning(study, base), list[ArmSpec](), dict[str, Any](), list[str]()
-    spec = study.study
+    arms, tuned, spec = list[ArmSpec](), dict[str, Any](), study.study
+
+    def score(one: Tried) -> float:
+        return float(np.mean([endpoint_of(run, spec.tune_by, spec.budget).mean() for run in one.runs.values()]))
+
     for arm in study.arm:
-        means: dict[int, float] = {}
-        for index, values in enumerate(arm.candidates if arm.tune else []):
-            name = f"{arm.name} {json.dumps(_shown(values))}"
-            found = []
-            for seed in spec.replicates(spec.tuning_seeds):
-                try:
-                    run = arm_figures(plans[name, seed], spec.budget, spec.grid)
-                    found.append(endpoint_of(run, spec.tune_by, spec.budget).mean())
-                except (DataError, OSError) as error:
-                    notes.append(f"{name}, tuning seed {seed}: no result, so this value was not chosen: {error}")
-                    break
-            else:
-                means[index] = float(np.mean(found))
-        chosen = arm.candidates[max(means, key=lambda index: means[index])] if means else {}
-        if chosen:
-            tuned[arm.name] = _shown(chosen)
-        if chosen or not arm.tune:
-            arms.append(arm.with_tuned(chosen))
-    return arms, tuned, notes
+        best = max((one for one in tried if one.arm == arm.name), key=score, default=None)
+        if best is not None:
+            tuned[arm.name] = _shown(best.values)
+            arms.append(arm.with_tuned(best.values))
+        elif not arm.tune:
+            arms.append(arm.with_tuned({}))
+    return arms, tuned
 
 
 def _testing(study: Study, arms: Sequence[ArmSpec], base: Base) -> dict[Pipeline, list[PhasePlan]]:

@@ -24,6 +24,16 @@ PARTS = 10
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """A value that tuning tried for an arm."""
+
+    arm: str
+    values: Mapping[str, Any]
+    runs: Mapping[Replicate, ArmRun]
+    """Of every tuning seed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """Results of a study as far as they are there."""
 
@@ -32,6 +42,7 @@ class Found:
     failed: Mapping[Pipeline, Failed]
     tuned: Mapping[str, Any]
     """Arm → the value that its tuning chose."""
+    tuning: Sequence[Tried] = ()
     notes: Sequence[str] = ()
     """Values that tuning could not try, and why."""
 
@@ -129,19 +140,35 @@ def summary(found: Found) -> dict[str, Any]:
         "best_control": best_control(found),
         "bases": _bases(found),
         "arms": arms,
+        "tuning": [
+            {"arm": tried.arm, "values": dict(tried.values), "seed": seed, **_evaluated(run.within(spec.budget)[-1])}
+            for tried in found.tuning
+            for seed, run in tried.runs.items()
+        ],
         "notes": list(found.notes),
         "comparisons": [asdict(row) for row in comparisons(found)],
     }
 
 
 def _bases(found: Found) -> list[dict[str, Any]]:
-    """The base models as the first arm that begins with one evaluates it."""
-    rows: dict[str, dict[str, Any]] = {}
+    """The base models: the mean over the seeds of what the first arm that begins with one evaluates, which may be other draws."""
+    drawn: dict[str, dict[Replicate, Point]] = {}
     for (_, replicate), run in found.runs.items():
         point, (base, _) = run.points[0], found.study.study.parts_of(replicate)
         if point.step == 0:
-            rows.setdefault(base, {"name": f"base model {base}".strip(), **_evaluated(point)})
-    return [*rows.values()]
+            drawn.setdefault(base, {}).setdefault(replicate, point)
+    return [
+        {"name": f"base model {base}".strip(), **_mean([_evaluated(point) for point in points.values()])}
+        for base, points in drawn.items()
+    ]
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean of evaluations by equally many samples."""
+    first = rows[0]
+    means = {key: float(np.mean([row[key] for row in rows])) for key in ("final", "pass")}
+    chances = {k: float(np.mean([row["pass_at"][k] for row in rows])) for k in first["pass_at"]}
+    return {**first, **means, "pass_at": chances}
 
 
 def _figures(run: ArmRun, study: Study) -> dict[str, Any]:

@@ -82,6 +82,10 @@ def test_a_draw_by_frequency_has_the_weights_of_what_was_sampled() -> None:
     assert method.state() == {"counts": {PROMPT.id: counts}}
     found = [names(method.choose(step, PROMPT.id, stored, 1)) for step in range(1000)]
     assert abs(found.count([0]) - 750) < 45
+    uniform = Frequency(seed=5, options={"power": 0})
+    uniform.restore(method.state())
+    alike = [names(uniform.choose(step, PROMPT.id, stored, 1)) for step in range(1000)]
+    assert abs(alike.count([0]) - 500) < 48  # a standard deviation is 16
     assert found[:50] == [names(method.choose(step, PROMPT.id, stored[::-1], 1)) for step in range(50)]
     assert sorted(names(method.choose(0, PROMPT.id, stored, 4))) == [0, 1]
     method.accepts(stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,9 @@ def test_the_base_model_is_in_the_table_and_a_t_interval_beside_the_bootstrap(tm
     assert whole["bases"] == [
         {"name": "base model", "final": 0.25, "samples": 2, "pass": 0.5, "pass_at": {"1": 0.25, "2": 0.5}}
     ]
+    assert [(row["arm"], row["values"], row["seed"]) for row in whole["tuning"]] == [
+        ("live", {"update.lr": lr}, 9) for lr in (0.1, 0.2)
+    ]
     rows = arm_rows(whole)
     assert (rows[0]["arm"], rows[0]["final %"], rows[0]["pass@n %"]) == ("base model, 2 samples", "25.0", "50.0")
     assert (rows[1]["arm"], rows[1]["lost %"]) == ("none (control)", "100.0")
@@ -165,6 +169,17 @@ def test_the_base_model_is_in_the_table_and_a_t_interval_beside_the_bootstrap(tm
         if (row["endpoint"], row["arm"], row["against"]) == ("area", "live", "none")
     ]
     assert row["t over seeds"] == "+25.00 … +25.00"  # both seeds have +25
+
+
+def test_the_base_models_row_is_the_mean_of_the_seeds_draws(tmp_path: Path) -> None:
+    found = conducted(study_file(tmp_path), MadeUp())
+    run = found.runs["none", 2]
+    none = np.zeros(len(run.questions))
+    drawn = replace(run.points[0], samples=replace(run.points[0].samples, accuracy=none, best=none))
+    runs = {**found.runs, ("none", 2): replace(run, points=(drawn, *run.points[1:]))}
+    # 0.25 in the first arm's seed 1, and nothing in its seed 2
+    (base,) = summary(replace(found, runs=runs))["bases"]
+    assert (base["final"], base["pass"], base["pass_at"]) == (0.125, 0.25, {"1": 0.125, "2": 0.25})
 
 
 def test_a_report_with_a_failed_arm_ends_with_an_error_that_says_why(tmp_path: Path) -> None:
