@@ -111,10 +111,10 @@ def _show(found: Found) -> None:
 
 
 def _print(whole: Mapping[str, Any]) -> None:
-    from rlep.view.study_tables import arm_rows, comparison_rows, notes_of
+    from rlep.view.study_tables import arm_rows, comparison_rows, notes_of, tuning_rows
 
-    show_table(arm_rows(whole))
-    if rows := comparison_rows(whole):
-        show_table(rows)
+    for rows in (arm_rows(whole), comparison_rows(whole), tuning_rows(whole)):
+        if rows:
+            show_table(rows)
     for note in notes_of(whole):
         typer.echo(f"note: {note}")

@@ -9,7 +9,7 @@ from typing import Any
 from rlep.view.charts import Axis, Curve, Drawing, line_chart
 from rlep.view.run_files import MOST_BYTES, RunPlace, list_of, number_of, read_json, section_of
 from rlep.view.state import summaries_of
-from rlep.view.study_tables import arm_rows, comparison_rows, notes_of
+from rlep.view.study_tables import arm_rows, comparison_rows, notes_of, tuning_rows
 from rlep.view.templating import as_file, rendered
 
 MOST_PHASES = 200
@@ -78,6 +78,7 @@ def body_of(whole: Mapping[str, Any], plan: Mapping[str, Any], name: str, notes:
         "arms": table(lambda: arm_rows(whole), "arms"),
         "seeds": table(lambda: seed_rows(whole), "seeds"),
         "differences": table(lambda: comparison_rows(whole), "differences"),
+        "tuning": table(lambda: tuning_rows(whole), "tuning"),
         "pictures": table(lambda: curves_of(whole), "curves"),
         "remarks": table(lambda: notes_of(whole), "notes"),
         "notes": notes,

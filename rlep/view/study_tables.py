@@ -17,7 +17,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """A ``study.json``, checked as far as its tables need. Raises ``DataError``."""
     try:
         whole = json.loads(path.read_bytes())
-        arm_rows(whole), comparison_rows(whole), notes_of(whole)
+        arm_rows(whole), tuning_rows(whole), comparison_rows(whole), notes_of(whole)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
@@ -101,10 +101,30 @@ def _between(whole: Mapping[str, Any]) -> list[str]:
     return sorted(set.intersection(*found) - {"1"}, key=int)[:-1] if found else []
 
 
+def tuning_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A row for each value that tuning tried: means over its seeds; none where an older version wrote them."""
+    tried: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in whole.get("tuning", ()):
+        tried.setdefault((row["arm"], json.dumps(row["values"])), []).append(row)
+    shared = set.intersection(*(set(row["pass_at"]) for rows in tried.values() for row in rows)) if tried else set()
+    return [
+        {
+            "arm": arm,
+            "tried": values,
+            "seeds": f"{len(rows)}",
+            **{f"pass@{k} %": mean_of([row["pass_at"][k] for row in rows]) for k in sorted(shared, key=int)},
+        }
+        for (arm, values), rows in tried.items()
+    ]
+
+
 def comparison_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A row for each comparison, in points; without interval and p where it has one seed."""
-    rows = []
+    """A row for each comparison, in points; without interval and p where it has one seed. What is a claim is not said twice."""
+    rows, samples = [], {row["samples"] for arm in whole["arms"] for row in arm["seeds"].values() if "samples" in row}
+    twice = len(samples) == 1 and f"pass@{min(samples)}" in whole.get("claims", ())
     for row in whole["comparisons"]:
+        if twice and row["endpoint"] == "pass":
+            continue
         found, several = row["paired"], len(row["paired"]["by_seed"]) > 1
         rows.append(
             {

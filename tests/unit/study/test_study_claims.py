@@ -15,7 +15,7 @@ from rlep.study.study_plan import phases_of, read_study
 from rlep.study.study_report import Comparison, comparisons, summary
 from rlep.study.study_results import ArmRun, Point, read_arm
 from rlep.view.samples import Samples
-from rlep.view.study_tables import arm_rows, comparison_rows
+from rlep.view.study_tables import arm_rows, comparison_rows, tuning_rows
 from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
 
 pytestmark = pytest.mark.slow
@@ -160,6 +160,11 @@ def test_the_base_model_is_in_the_table_and_a_t_interval_beside_the_bootstrap(tm
     assert [(row["arm"], row["values"], row["seed"]) for row in whole["tuning"]] == [
         ("live", {"update.lr": lr}, 9) for lr in (0.1, 0.2)
     ]
+    # of 2 × 2 samples b has one right with the smaller rate, both with the larger
+    assert tuning_rows(whole) == [
+        {"arm": "live", "tried": f'{{"update.lr": {lr}}}', "seeds": "1", "pass@1 %": one, "pass@2 %": "50.0"}
+        for lr, one in ((0.1, "25.0"), (0.2, "50.0"))
+    ]
     rows = arm_rows(whole)
     assert (rows[0]["arm"], rows[0]["final %"], rows[0]["pass@n %"]) == ("base model, 2 samples", "25.0", "50.0")
     assert (rows[1]["arm"], rows[1]["lost %"]) == ("none (control)", "100.0")
@@ -169,6 +174,12 @@ def test_the_base_model_is_in_the_table_and_a_t_interval_beside_the_bootstrap(tm
         if (row["endpoint"], row["arm"], row["against"]) == ("area", "live", "none")
     ]
     assert row["t over seeds"] == "+25.00 … +25.00"  # both seeds have +25
+
+
+def test_pass_at_all_samples_is_told_once_where_it_is_claimed(tmp_path: Path) -> None:
+    file = changed(study_file(tmp_path), ("seeds = [1, 2]\n", 'claims = ["pass@2"]\nseeds = [1, 2]\n'))
+    told = [row["endpoint"] for row in comparison_rows(summary(conducted(file, MadeUp())))]
+    assert (told.count("pass@2"), told.count("pass@n"), told.count("area")) == (4, 0, 4)
 
 
 def test_the_base_models_row_is_the_mean_of_the_seeds_draws(tmp_path: Path) -> None:
