@@ -172,19 +172,24 @@ def test_functions_that_are_tools_are_named_by_their_sources(pool_of: OpenPool, 
         return str(expression)
 
     other.__name__ = "evaluate"
-    with pytest.raises(PoolError, match=rf"holds episodes of {digest}; this run's are episodes of tools:evaluate:"):
+    with pytest.raises(
+        PoolError,
+        match=rf"holds episodes of environment {digest}; this run's are episodes of environment tools:evaluate:",
+    ):
         beside(pool, tmp_path / "three", Script(), tools=[other], options={"run": "third"}).train()
 
 
 def test_a_pool_of_another_environment_is_refused(pool_of: OpenPool, tmp_path: Path) -> None:
     fill(pool_of(), of_rlep("teacher"))
     with pytest.raises(
-        PoolError, match=rf"holds episodes of {CALCULATOR}:\w+; this run's are responses without an env"
+        PoolError, match=rf"holds episodes of environment {CALCULATOR}:\w+; this run's are responses without an env"
     ):
         trained(tmp_path, TrlReplay(pool_of(), source="offline"), max_steps=1)
     older = environment_digest(EnvironmentConfig(factory=CALCULATOR))[:-8] + "00000000"
     fill(pool_of("older"), of_rlep("teacher", environment_digest=older))
-    with pytest.raises(PoolError, match=rf"holds episodes of {older}; this run's are episodes of {CALCULATOR}:"):
+    with pytest.raises(
+        PoolError, match=rf"holds episodes of environment {older}; this run's are episodes of environment {CALCULATOR}:"
+    ):
         beside(pool_of("older"), tmp_path, Script(), options={"source": "offline"}).train()
 
 

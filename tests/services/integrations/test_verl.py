@@ -144,7 +144,7 @@ def test_verls_worker_cuts_the_papers_rows_into_eight_updates(seen: Seen) -> Non
             "sampler_kwargs.pool.url = redis://127.0.0.1:1/0: give the address of a pool server, grpc://HOST:PORT",
         ),
         ("turns", "is an episode (response_mask leaves out 2 tokens), and nothing names the tools"),
-        ("other tools", "this run's are episodes of verl:tool_agent:"),
+        ("other tools", "this run's are episodes of environment verl:tool_agent:"),
         ("unrewarded", "rows have no rm_scores when they are sampled"),
         ("shared", "PoolError"),
         ("again", "responses of an earlier start of run run, and this one begins at step 0"),
