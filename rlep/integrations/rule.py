@@ -8,7 +8,7 @@ from rlep.config.replay import ReplayConfig
 from rlep.config.section import assigned
 from rlep.config.settings import parse_config
 from rlep.core.errors import ConfigError
-from rlep.methods.replay_method import ReplayMethod, load_method, settings_of
+from rlep.methods.replay_method import TERMS, ReplayMethod, load_method, settings_of
 
 CHOICE = (
     *("method", "options", "count", "schedule", "source", "selection", "per_question", "max_age", "age_decay"),
@@ -38,11 +38,7 @@ def replay_rule(count: int, **keys: Any) -> ReplayConfig:
         keys.setdefault("source", "both")
     settings = settings_of(method)
     plain = settings_of("rlep")
-    terms = [
-        assigned(key, settings[key])
-        for key in ("old_logprobs", "shaping", "weight", "imitation", "divergence")
-        if settings[key] != plain[key]
-    ]
+    terms = [assigned(key, settings[key]) for key in TERMS if settings[key] != plain[key]]
     terms += [assigned("group", "prefix")] if settings["group"] == "prefix" else []
     if terms:
         raise ConfigError(f'replay.method = "{method}": {", ".join(terms)} is no part of the trainer\'s loss')

@@ -29,6 +29,8 @@ METHODS = {
 }
 """Name → ``module:Class``."""
 PYTHON = "python:"
+TERMS = {"old_logprobs": "recompute", "shaping": 0.0, "weight": 1.0, "imitation": 0.0, "divergence": 0.0}
+"""Keys of ``[replay]`` that weigh replayed tokens in the loss, at the paper's values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class ReplayMethod:
     ``imitation``, ``divergence``."""
 
     copies: ClassVar[bool] = False
-    """Whether a live response that a fresh one of its group repeats is replayed all the same."""
+    """Replays of live responses stay where a fresh one of the group repeats them."""
 
     def __init__(self, *, seed: int = 0, fresh: int = 1, options: Mapping[str, float] | None = None) -> None:
         """``seed`` of the run; ``fresh``: G, responses to a prompt; ``options``: other values of the class's numbers.
@@ -132,7 +134,6 @@ def load_method(name: str) -> type[ReplayMethod]:
 
 def settings_of(name: str) -> dict[str, Any]:
     """Return the keys of ``[replay]`` that a method sets: the paper's, and its own over them."""
-    paper = {"source": "offline", "group": "add", "selection": "uniform", "old_logprobs": "recompute", "shaping": 0.0}
-    paper |= {"weight": 1.0, "imitation": 0.0, "divergence": 0.0}
+    paper = {"source": "offline", "group": "add", "selection": "uniform"}
     method = load_method(name)
-    return paper | dict(method.replays) | dict(method.terms)
+    return paper | TERMS | dict(method.replays) | dict(method.terms)
