@@ -177,6 +177,7 @@ def _figures(run: ArmRun, study: Study) -> dict[str, Any]:
     lost, solved = run.lost(budget, study.study.evaluations or PARTS)
     return {
         "compute": min(run.compute, budget),  # when it was stopped beyond that is up to the clock
+        "uncharged": run.uncharged,
         "reached": last.compute / budget,
         "short": run.compute < SHORT * budget,
         "area": float(run.area(budget).mean()),

@@ -46,6 +46,8 @@ class ArmRun:
     points: tuple[Point, ...]
     compute: float
     """All that it took: the budget, and a step or two until it was stopped, or less."""
+    uncharged: float = 0.0
+    """What was there before it began: the compute of phases with seeds of their own."""
 
     def within(self, budget: float) -> tuple[Point, ...]:
         """The evaluations that the budget pays for."""
@@ -117,7 +119,12 @@ def _plain(run: ArmRun) -> dict[str, Any]:
         }
         for point in run.points
     ]
-    return {"compute": run.compute, "questions": list(run.questions), "points": points}
+    return {
+        "compute": run.compute,
+        "uncharged": run.uncharged,
+        "questions": list(run.questions),
+        "points": points,
+    }
 
 
 def _parsed(plain: Mapping[str, Any]) -> ArmRun:
@@ -130,7 +137,7 @@ def _parsed(plain: Mapping[str, Any]) -> ArmRun:
         accuracy, best = (right / count).astype(np.float64), (right > 0).astype(np.float64)
         samples = Samples(questions, accuracy, best, distinct.astype(np.float64), count, first)
         points.append(Point(float(one["compute"]), float(one["seconds"]), int(one["step"]), samples))
-    return ArmRun(questions, tuple(points), float(plain["compute"]))
+    return ArmRun(questions, tuple(points), float(plain["compute"]), float(plain.get("uncharged", 0.0)))
 
 
 def read_arm(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] = ()) -> ArmRun:
@@ -177,7 +184,8 @@ def read_arm(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] =
         seconds += run.table.wall_s[-1] if len(run.table) else 0.0
     if not points:
         raise DataError(f"{phases[-1].directory}: no evaluation; set data.evaluation")
-    return ArmRun(questions, tuple(points), compute)
+    uncharged = sum((taken_by(phase) for phase in phases if not phase.charged), 0.0)
+    return ArmRun(questions, tuple(points), compute, uncharged)
 
 
 def taken_by(phase: PhasePlan) -> float:

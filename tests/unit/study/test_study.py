@@ -102,6 +102,7 @@ def test_what_is_there_before_an_arm_is_shared_and_not_charged(tmp_path: Path) -
     assert first[2].config.pool.directory == first[1].config.pool.directory != second[2].config.pool.directory
     assert set(run.limits) == {2000.0, float("inf")}  # phase 2 has the whole budget
     assert [point.compute for point in found.runs["rlep", 1].points] == [0, 1000, 2000]
+    assert (found.runs["rlep", 1].uncharged, found.runs["none", 1].uncharged) == (1300, 0)
 
 
 @pytest.mark.parametrize("after", [1, 7])
