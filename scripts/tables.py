@@ -1,9 +1,13 @@
-"""Tables of the documentation that the code holds. The site shows them where a page says ``<!-- generated: NAME -->``."""
+"""Tables of the documentation that the code holds: ``python -m scripts.tables`` writes them into the pages.
+
+They stand between ``<!-- generated: NAME -->`` and ``<!-- end -->``; a contract test compares.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
@@ -17,7 +21,8 @@ from scripts.config_table import table as keys
 from scripts.model_table import table as models
 from scripts.monitoring import alert_table as alerts
 
-MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
+PAGES = Path(__file__).parents[1] / "docs"
+PLACE_OF_TABLE = re.compile(r"^(<!-- generated: (\w+) -->\n).*?^<!-- end -->$", re.M | re.S)
 
 
 def names() -> str:
@@ -27,7 +32,7 @@ def names() -> str:
     return "\n".join(
         [
             *("### All metrics", "", "| Name | Unit | Meaning |", "|---|---|---|", *metrics, ""),
-            *("### All events", "", "| Name | Meaning |", "|---|---|---|", *events),
+            *("### All events", "", "| Name | Meaning |", "|---|---|", *events),
         ]
     )
 
@@ -85,5 +90,10 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 
 def with_tables(text: str) -> str:
-    """Replace each marker of a page by its table. Raises ``KeyError`` for a name that no table has."""
-    return MARKER.sub(lambda marker: GENERATED[marker.group(1)](), text)
+    """Write each table of a page anew. Raises ``KeyError`` for a name that no table has."""
+    return PLACE_OF_TABLE.sub(lambda place: f"{place[1]}\n{GENERATED[place[2]]().strip()}\n\n<!-- end -->", text)
+
+
+if __name__ == "__main__":
+    for page in PAGES.rglob("*.md"):
+        page.write_text(with_tables(page.read_text("utf-8")), "utf-8")

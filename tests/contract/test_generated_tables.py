@@ -1,4 +1,4 @@
-"""The tables that the documentation site is built with, against the config tree, the catalogue and the pages that show them."""
+"""The tables that pages show, against the config tree, the catalogue and what the pages have."""
 
 from __future__ import annotations
 
@@ -13,23 +13,32 @@ from rlep.metrics import catalogue
 from rlep.metrics.catalogue import EVENTS, METRICS
 from scripts.config_table import table as keys
 from scripts.model_table import table as models
-from scripts.tables import GENERATED, MARKER, with_tables
+from scripts.tables import GENERATED, PAGES, PLACE_OF_TABLE, with_tables
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_table_stands_on_one_page() -> None:
-    shown = [name for page in (ROOT / "docs").rglob("*.md") for name in MARKER.findall(page.read_text("utf-8"))]
+    shown = [name for page in PAGES.rglob("*.md") for _, name in PLACE_OF_TABLE.findall(page.read_text("utf-8"))]
     assert sorted(shown) == sorted(GENERATED)
 
 
-def test_a_marker_becomes_its_table_and_an_unknown_one_an_error() -> None:
-    page = with_tables("Before.\n\n<!-- generated: changeable -->\n\nAfter.")
-    assert page.startswith("Before.\n\n`run.steps`, `run.name`, ")
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES.rglob("*.md") if "<!-- generated" in page.read_text("utf-8")], ids=str
+)
+def test_pages_have_the_tables_of_this_code(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert text == with_tables(text), "run `python -m scripts.tables`"
+
+
+def test_only_the_place_of_a_table_is_written_and_an_unknown_name_is_an_error() -> None:
+    page = with_tables("Before.\n\n<!-- generated: changeable -->\nold\n<!-- end -->\n\nAfter.")
+    assert page.startswith("Before.\n\n<!-- generated: changeable -->\n\n`run.steps`, `run.name`, ")
     assert "`generator.*`" in page
-    assert page.endswith("\n\nAfter.")
+    assert page.endswith("\n\n<!-- end -->\n\nAfter.")
+    assert "old" not in page
     with pytest.raises(KeyError, match="tabel"):
-        with_tables("<!-- generated: tabel -->")
+        with_tables("<!-- generated: tabel -->\n<!-- end -->")
 
 
 def test_every_key_stands_in_the_table_once() -> None:
