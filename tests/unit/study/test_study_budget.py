@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlep.core.errors import DataError
+from rlep.core.errors import ConfigError, DataError
 from rlep.study.study_plan import PhasePlan, phases_of, read_study
 from rlep.study.study_results import read_arm, taken_by
 from rlep.study.study_runner import Commands
@@ -107,3 +107,15 @@ def test_a_killed_study_interrupts_its_command(endless: PhasePlan) -> None:
     study.kill()
     study.join()
     wait_until((endless.directory / "stopped").exists, "the end of the command")
+
+
+def test_an_arm_that_is_an_earlier_phase_of_another_is_refused(tmp_path: Path) -> None:
+    """It would be stopped at the budget, or evaluated by the other's rule, by who comes first."""
+    file = study_file(tmp_path)
+    text = file.read_text()
+    assert text.count('set = { "replay.count" = 0, "run.steps" = 2 }') == 1
+    file.write_text(text.replace('set = { "replay.count" = 0, "run.steps" = 2 }', 'set = { "replay.count" = 0 }'))
+    run = MadeUp()
+    with pytest.raises(ConfigError, match="a phase of arm rlep is all of arm none, which ends at the budget"):
+        conducted(file, run)
+    assert [name for name in run.ran if not name.endswith("-9")] == []  # but for tuning, which has no such arm
