@@ -198,7 +198,15 @@ class EnvironmentReplica(WorkerReplica):
                         self._over.append(episode)
                     if not calls[place].answer.done():  # nobody may wait any more
                         calls[place].answer.set_result(answer)
-                calls, over = [asked for place, asked in enumerate(calls) if place not in answers], ()
+                # An act that nobody waits for is not asked again: another episode may have the name by then.
+                calls, over = (
+                    [
+                        asked
+                        for place, asked in enumerate(calls)
+                        if place not in answers and (asked.call[2] == "end" or not asked.answer.done())
+                    ],
+                    (),
+                )
         except (RlepError, RayError) as error:
             self._lose(handle, error)
             self._fail(calls)

@@ -271,7 +271,7 @@ def _remove(path: Path) -> None:
     old = path.with_name(f".old-{path.name}")
     shutil.rmtree(old, ignore_errors=True)
     path.rename(old)
-    shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)  # what stays, as another process has it open, goes at the next start
 
 
 def _sync(path: Path) -> None:

@@ -65,6 +65,27 @@ async def test_one_that_takes_long_keeps_no_other_waiting_and_is_asked_for_again
         assert (await slow).status == "crashed"
 
 
+async def test_a_turn_that_nobody_waits_for_is_not_asked_for_again() -> None:
+    """Its episode may have ended by then, and another have its name."""
+    async with playing(scene := Scene()) as pool:
+        await begin(pool, "slow", "fast", "third")
+        (handle,) = scene.handles
+        handle.actor.late |= {"think", "wait"}
+        slow, third = (asyncio.create_task(pool.act(*turn)) for turn in (("slow", "think"), ("third", "wait")))
+        fast = asyncio.create_task(pool.act("fast", "on"))
+        await asyncio.sleep(0)
+        slow.cancel()
+        await fast
+        await until(lambda: len(handle.messages) == 3, "what is left to be asked for again")
+        assert [call[2:] for calls, _ in handle.messages[1:] for call in calls] == [
+            ("act", ("slow", "think")),
+            ("act", ("third", "wait")),
+            ("act", ("fast", "on")),
+            ("act", ("third", "wait")),
+        ]
+        third.cancel()
+
+
 async def test_episodes_begin_where_there_are_fewest_and_stay() -> None:
     async with playing(scene := Scene(), count=2) as pool:
         await begin(pool, *"abcd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -117,6 +118,27 @@ async def test_killed_while_an_old_one_is_removed_it_leaves_whole_ones_and_the_n
     (tmp_path / ".part-step-000009").mkdir()  # another was killed while it wrote one
     Scene(tmp_path)
     assert os.listdir(tmp_path) == ["step-000002"]
+
+
+async def test_an_old_one_that_is_held_open_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def busy(path: Path, ignore_errors: bool = False) -> None:
+        if path.name.startswith(".old-") and path.exists():  # NFS keeps what a process has open
+            if not ignore_errors:
+                raise OSError(errno.ENOTEMPTY, "Directory not empty")
+            return
+        remove(path, ignore_errors=ignore_errors)
+
+    scene = Scene(tmp_path, keep=1)
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    await scene.save_all({1: None, 2: None, 3: None})
+    assert (await scene.checkpoints.finished()) == Checkpoint(
+        tmp_path / "step-000003", RunState(3, "data", "tok", "pool")
+    )
+    assert scene.on_disk() == [3]
 
 
 async def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
