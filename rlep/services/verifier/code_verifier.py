@@ -13,6 +13,7 @@ from rlep.services.verifier.answers import after_thinking
 from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.code_run import Finished, printable, read_exception, read_values, run_calls, run_script
 from rlep.services.verifier.code_tests import Call, CodeTests, read_tests, same_output
+from rlep.services.verifier.judgement import MAX_EXTRACTED
 from rlep.services.worker.jail import Limits
 
 NAME = "code"
@@ -64,7 +65,7 @@ class CodeVerifier(BaseVerifier):
             if program is None:
                 verdicts[index] = Verdict("no_answer", None, self.name, self.version, "fast")
             elif len(program) > MAX_PROGRAM_CHARS:
-                verdicts[index] = Verdict("unparsable", program[:MAX_PROGRAM_CHARS], self.name, self.version, "gate")
+                verdicts[index] = Verdict("unparsable", program[:MAX_EXTRACTED], self.name, self.version, "gate")
             else:
                 jobs.setdefault((reference, program), []).append(index)
         for indices, verdict in zip(jobs.values(), self._threads.map(self._verdict, jobs), strict=True):
@@ -76,7 +77,7 @@ class CodeVerifier(BaseVerifier):
         started = time.perf_counter()
         status, reason = self._found(read_tests(reference), program, len(reference))
         seconds = time.perf_counter() - started
-        return Verdict(status, program, self.name, self.version, "full", seconds, reason=reason)
+        return Verdict(status, program[:MAX_EXTRACTED], self.name, self.version, "full", seconds, reason=reason)
 
     def _found(self, tests: CodeTests, program: str, size: int) -> tuple[Status, str]:
         """The status, and which test is to blame for it."""

@@ -285,6 +285,15 @@ def test_what_is_too_large_is_refused(server: PoolServer) -> None:
         assert message == "call 'x' is not 16 hex digits"
 
 
+def test_a_fetch_may_name_a_step_s_whole_buffer(server: PoolServer, trajectory: MakeTrajectory) -> None:
+    """70,000 names, which are more than a MiB."""
+    with PoolClient(server.address, token="admin-token", pool="buffer") as pool:
+        member = trajectory()
+        pool.add([member])
+        found = pool.fetch({member.prompt_id: [member.content_id] * 70_000})
+        assert len(found[member.prompt_id]) == 70_000
+
+
 def test_damaged_records_are_refused_one_by_one(server: PoolServer, trajectory: MakeTrajectory) -> None:
     with stub(server.address) as bare:
         frame = pb.AddFrame(pool="damaged", records=[pb.Record(prompt_id="q", record=b"RLEP")], total=1)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlep.core.errors import ConfigError, DataError
+from rlep.services.pool.storage.codec import encode
 from rlep.services.verifier.code_tests import read_tests, same_output
 from rlep.services.verifier.code_verifier import MAX_PROGRAM_CHARS, CodeVerifier, fault_of, program_of
 from rlep.services.verifier.grader import build_verifier
+from tests.services.conftest import MakeTrajectory
 from tests.small import rlep
 
 
@@ -243,6 +246,15 @@ def test_programs_that_are_not_run(verifier: CodeVerifier) -> None:
     assert statuses == ["no_answer", "unparsable", "correct"]
     with pytest.raises(ConfigError, match="workers must be at least 1"):
         CodeVerifier(workers=0)
+
+
+def test_a_long_program_is_graded_whole_and_its_verdict_can_be_stored(
+    verifier: CodeVerifier, trajectory: MakeTrajectory
+) -> None:
+    program = "# " + "漢" * 30_000 + "\ndef f():\n    return 1"
+    (verdict,) = verifier.grade(json.dumps({"tests": ["assert f() == 1"]}), [f"```python\n{program}\n```"], [False])
+    assert (verdict.status, verdict.extracted) == ("correct", program[:4000])
+    encode(replace(trajectory(), verdict=verdict))
 
 
 def test_rlep_grade_runs_programs(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ LONGEST_CALL = 600.0
 """Seconds: a call with a later deadline, or none, is refused."""
 FIRST_MESSAGE_S, OPEN_STREAM_S = 2.0, 20.0
 """Seconds that a call of an open service may take to send its request, or where that is a stream, for all."""
-_LARGE = f"/{SERVICE}/Sample"
-"""Its request names many prompts; the requests of ``Add`` are frames, which it counts itself."""
+_LARGE = (f"/{SERVICE}/Sample", f"/{SERVICE}/Fetch")
+"""Their requests name many prompts or records; the requests of ``Add`` are frames, which it counts itself."""
 _LONGEST_MESSAGE = 2000
 _OPEN_THREADS = {health.SERVICE_NAME: 16, reflection.SERVICE_NAME: 4}
 
@@ -71,7 +71,7 @@ class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
             return None
         service = details.method.rpartition("/")[0].removeprefix("/")
         if service == SERVICE:
-            return _streamed(handler, self._admit, MESSAGE_BYTES if details.method == _LARGE else SMALL_BYTES)
+            return _streamed(handler, self._admit, MESSAGE_BYTES if details.method in _LARGE else SMALL_BYTES)
         return _open(handler, self._open[service])
 
     def _admit(self, context: Context) -> None:
