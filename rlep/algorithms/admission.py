@@ -10,7 +10,7 @@ from typing import Literal
 from rlep.core.errors import ConfigError
 from rlep.core.types import Trajectory
 
-Refusal = Literal["not_correct", "truncated", "too_long", "duplicate", "over_cap", "too_few"]
+Refusal = Literal["not_correct", "truncated", "too_long", "duplicate", "over_cap", "too_few", "quarantined"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -419,6 +419,10 @@ class UpdateOutcome:
     cost: UpdateCost = UpdateCost()
 
 
+QUARANTINED, OVER_CAP = "quarantined", "its prompt has"
+"""By which the reasons begin that a pool gives for one record, which no other has to share."""
+
+
 @dataclass(frozen=True, slots=True)
 class AddReport:
     """Result of adding a batch of trajectories."""

@@ -16,7 +16,7 @@ from rlep.algorithms.admission import Admission, Coverage, Refusal, admit
 from rlep.core.errors import PoolError
 from rlep.core.jsonl import JsonLines, read_lines
 from rlep.core.plural import counted
-from rlep.core.types import Prompt, Trajectory
+from rlep.core.types import OVER_CAP, QUARANTINED, Prompt, Trajectory
 from rlep.driver.checkpoint import write_json
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
@@ -92,13 +92,16 @@ class Collector:
         requests = requests_for(
             prompts, rule.samples, label="collect", seed=self._run.config.run.seed, address=("collect",)
         )
+        before = await self._pool.contents([prompt.id for prompt in prompts])
         admitted: dict[str, tuple[tuple[Trajectory, ...], dict[str, Any]]] = {}
         failed: list[Trajectory] = []
         async with aclosing(
             verify_rollout(self._run, prompts, requests, sampling, bars=shown, clock=Clock())
         ) as graded:
             async for prompt, members in graded:
-                accepted, coverage = admit([prompt.id], members, self._admission)
+                # Those that an interrupted attempt of this wave has stored are admitted again, and are duplicates there.
+                others = frozenset(before.get(prompt.id, ())).difference(one.content_id for one in members)
+                accepted, coverage = admit([prompt.id], members, self._admission, known={prompt.id: others})
                 if self._failures is not None:
                     failed += admit([prompt.id], [m for m in members if not m.correct], self._failing)[0]
                 admitted[prompt.id] = (
@@ -109,13 +112,17 @@ class Collector:
                         "generated_tokens": sum(len(prompt.tokens) + len(member.tokens) for member in members),
                         "correct": sum(member.correct for member in members),
                         "admitted": len(accepted),
+                        "others": len(others),
                         "refused": dict(coverage.refused),
                     },
                 )
-        await _store(self._pool, [member for accepted, _ in admitted.values() for member in accepted])
+        refused = await _store(self._pool, [member for accepted, _ in admitted.values() for member in accepted])
         if self._failures is not None:
             await _store(self._failures, failed)
-        for prompt_id, (_, line) in admitted.items():  # only now: a question asked again adds nothing but duplicates
+        for prompt_id, (accepted, line) in admitted.items():  # only now: a question asked again adds what is missing
+            reasons = Counter(refused[one.content_id] for one in accepted if one.content_id in refused)
+            line["admitted"] -= reasons.total()
+            line["refused"] = dict(Counter(line["refused"]) + reasons)
             line["wall_s"] = round(time.monotonic() - self._begun, 3)
             self._ledger.append(line)
             self._done[prompt_id] = line
@@ -124,7 +131,7 @@ class Collector:
     def _so_far(self) -> str:
         asked = [line for prompt in self._prompts if (line := self._done.get(prompt.id)) is not None]
         correct, candidates = (sum(line[key] for line in asked) for key in ("correct", "candidates"))
-        covered = sum(line["admitted"] > 0 for line in asked)
+        covered = sum(line["admitted"] + line.get("others", 0) > 0 for line in asked)
         return (
             f"question {len(asked)}/{len(self._prompts)}: {100 * correct / candidates:.1f} % of {candidates} responses "
             f"correct, {counted(covered, 'question')} covered"
@@ -159,23 +166,30 @@ def collected_before(directory: Path, prompts: Sequence[Prompt]) -> Collected | 
 
 def _sum_lines(lines: Sequence[Mapping[str, Any]], pool_digest: str) -> Collected:
     """Sum a ledger's lines."""
-    answers = Counter(int(line["admitted"]) for line in lines)
+    answers = Counter(int(line["admitted"]) + int(line.get("others", 0)) for line in lines)
     refused: Counter[Refusal] = Counter()
     for line in lines:
         refused.update(line["refused"])
-    admitted = sum(count * questions for count, questions in answers.items())
     return Collected(
-        Coverage(dict(answers), dict(refused), admitted),
+        Coverage(dict(answers), dict(refused), sum(int(line["admitted"]) for line in lines)),
         pool_digest,
         candidates=sum(line["candidates"] for line in lines),
         correct=sum(line["correct"] for line in lines),
     )
 
 
-async def _store(pool: ReplayPool, trajectories: Sequence[Trajectory]) -> None:
+async def _store(pool: ReplayPool, trajectories: Sequence[Trajectory]) -> dict[str, Refusal]:
+    """Add them; returns content id → reason of those that the pool has no place for, e.g. as another collection filled it."""
     report = await pool.add(trajectories)
-    if report.refused:
-        raise PoolError(f"the pool refused {len(report.refused)} admitted answers, first: {report.refused[0]}")
+    refused: dict[str, Refusal] = {}
+    for content_id, reason in report.refused:
+        if reason.startswith(QUARANTINED):
+            refused[content_id] = "quarantined"
+        elif reason.startswith(OVER_CAP):
+            refused[content_id] = "over_cap"
+        else:
+            raise PoolError(f"the pool refused {len(report.refused)} admitted answers, first: {report.refused[0]}")
+    return refused
 
 
 def as_json(collected: Collected, minimum: int) -> dict[str, object]:

@@ -28,7 +28,7 @@ from rlep.algorithms.live_draws import draw_ids, seen
 from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, PoolError
 from rlep.core.plural import counted
-from rlep.core.types import Trajectory
+from rlep.core.types import QUARANTINED, Trajectory
 from rlep.driver.ports import ReplayPool, ReplaySource
 from rlep.driver.replays import EVERY
 from rlep.driver.step import StepOutcome
@@ -122,7 +122,7 @@ class LiveReplay:
         }
         report = await self._pool.add([*reversed(new.values())])
         for content_id, reason in report.refused:
-            if "quarantined" not in reason:
+            if not reason.startswith(QUARANTINED):
                 raise PoolError(f"the live pool does not take response {content_id}: {reason}")
             del new[content_id]
         for content_id, member in new.items():

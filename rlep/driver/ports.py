@@ -95,8 +95,8 @@ class ReplayPool(ReplaySource, Protocol):
         """Return these, in this order; raises ``PoolError`` where any is missing."""
         ...
 
-    async def contents(self) -> Mapping[str, Sequence[str]]:
-        """Return all that it holds."""
+    async def contents(self, prompt_ids: Sequence[str] | None = None) -> Mapping[str, Sequence[str]]:
+        """Return all that it holds, or what it holds of these prompts."""
         ...
 
     async def remove(self, prompt_id: str, content_ids: Sequence[str]) -> int:

@@ -191,7 +191,8 @@ class Training:
         """Return a step by its number, and its prompts: a function of the run's seed."""
         prompts = self._prompts(self._order.step(step))
         position = {prompt.id: index for index, prompt in enumerate(self._data.train.prompts)}
-        stored = self._live.stored() if self._live else {}
+        held = self._live.stored() if self._live else {}
+        stored = {prompt_id: count for prompt_id, count in held.items() if prompt_id in position}
         chosen = self._trainers.method.questions(step, [prompt.id for prompt in prompts], stored)
         if len({*chosen} & position.keys()) != len(prompts) or len(chosen) != len(prompts):
             raise ConfigError(

@@ -133,7 +133,9 @@ class RunActors:
     def pool(self, inputs: Inputs, *, read_only: bool) -> AsyncPoolClient:
         """Open the experience pool."""
         name, cap = self.config.pool.name, self.config.collection.cap
-        return self._pool(name, inputs, cap=None if read_only else cap, read_only=read_only)
+        # With ``both`` the minimum is of its responses and the run's own together.
+        options = {"minimum": 1} if self.config.replay.source == "both" else None
+        return self._pool(name, inputs, options, cap=None if read_only else cap, read_only=read_only)
 
     def live(self, inputs: Inputs) -> AsyncPoolClient:
         """Open the pool of the run's own responses, for ``replay.source``. One driver at a time has it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
-from rlep.core.types import AddReport, Trajectory, beyond_vocabulary
+from rlep.core.types import OVER_CAP, QUARANTINED, AddReport, Trajectory, beyond_vocabulary
 from rlep.services.pool.storage.checks import check_server, memory_of
 from rlep.services.pool.storage.codec import encode, name_of, raw_id
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
@@ -118,7 +118,7 @@ class Pool:
         self._check_writable()
         inserted = duplicates = evicted = 0
         refused: list[tuple[str, str]] = []
-        reasons = {"q": "quarantined: it did not pass a later verification", "c": f"its prompt has {self.cap} already"}
+        reasons = {"q": f"{QUARANTINED}: it did not pass a later verification", "c": f"{OVER_CAP} {self.cap} already"}
         # A script holds up every other client of Redis: a large batch goes in parts, each of which is atomic.
         for start in range(0, len(entries), _RECORDS_A_CALL):
             batch = entries[start : start + _RECORDS_A_CALL]

@@ -153,7 +153,8 @@ class FakePool:
 
     world: World
     stored: dict[str, list[Trajectory]] = field(default_factory=dict)
-    refuse: bool = False
+    refuse: str = ""
+    """Reason for which it does not take the first response of a batch."""
     fail: Exception | None = None
     handed_out: list[Trajectory] = field(default_factory=list)
 
@@ -174,23 +175,25 @@ class FakePool:
 
     async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
         await self.world.event("add", len(trajectories))
+        refused: tuple[tuple[str, str], ...] = ()
         if self.fail is not None:
             raise self.fail
         if self.refuse:
-            return AddReport(0, 0, ((trajectories[0].content_id, "sealed"),))
+            refused, trajectories = ((trajectories[0].content_id, self.refuse),), trajectories[1:]
         inserted = 0
         for member in trajectories:
             known = self.stored.setdefault(member.prompt_id, [])
             if member.content_id not in {other.content_id for other in known}:
                 known.append(member)
                 inserted += 1
-        return AddReport(inserted, len(trajectories) - inserted, ())
+        return AddReport(inserted, len(trajectories) - inserted, refused)
 
     async def fetch(self, wanted: Mapping[str, Sequence[str]]) -> NoReturn:
         raise AssertionError("only live replay fetches by name")
 
-    async def contents(self) -> NoReturn:
-        raise AssertionError("only live replay lists")
+    async def contents(self, prompt_ids: Sequence[str] | None = None) -> Mapping[str, Sequence[str]]:
+        asked = self.stored if prompt_ids is None else prompt_ids
+        return {name: sorted(member.content_id for member in self.stored.get(name, ())) for name in asked}
 
     async def remove(self, prompt_id: str, content_ids: Sequence[str]) -> NoReturn:
         raise AssertionError("only live replay removes")

@@ -12,6 +12,7 @@ import numpy as np
 from rlep.config.schema import Config
 from rlep.core.seeds import generator_for
 from rlep.core.types import AddReport, Completion, Prompt, Request, Sampling, Trajectory, Verdict
+from rlep.data.prompts import PromptSet
 from rlep.driver.live_replay import LiveReplay
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training
@@ -55,7 +56,7 @@ class FakeLivePool:
         await self.world.event("fetch", sum(map(len, wanted.values())))
         return {prompt_id: [self.stored[prompt_id][one] for one in ids] for prompt_id, ids in wanted.items()}
 
-    async def contents(self) -> Mapping[str, Sequence[str]]:
+    async def contents(self, prompt_ids: Sequence[str] | None = None) -> Mapping[str, Sequence[str]]:
         await self.world.event("contents")
         return {prompt_id: sorted(members) for prompt_id, members in self.stored.items() if members}
 
@@ -121,7 +122,9 @@ class Lived:
     graded: list[tuple[str, bool]]
 
 
-async def trained(directory: Path, config: Config, stored: Stored, kill_at: int | None = None) -> Lived:
+async def trained(
+    directory: Path, config: Config, stored: Stored, kill_at: int | None = None, *, train: PromptSet = TRAIN
+) -> Lived:
     """Train as a process of its own would, over a pool that may have been filled before."""
     world = World(kill_at=kill_at)
     offline = filled_pool(world, TRAIN.prompts, 3) if config.replay.source == "both" else None
@@ -131,10 +134,10 @@ async def trained(directory: Path, config: Config, stored: Stored, kill_at: int 
     scene.weights.generators = scene.generators
     pool = FakeLivePool(world, stored)
     live = LiveReplay(config, pool, directory, offline)
-    store = RunDirectory(directory, config, Facts("train", "model", "tok", TRAIN.digest))
-    trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN), pool=live)
+    store = RunDirectory(directory, config, Facts("train", "model", "tok", train.digest))
+    trainers = replace(scene.trainers, rollouts=rollouts(scene.run, train), pool=live)
     try:
-        data = data_of(TRAIN, HELD_OUT)
+        data = data_of(train, HELD_OUT)
         make = choose_step(config, data.decode)
         await Training(scene.run, trainers, data, store, make, live=live, after=[live.learn]).run()
     finally:

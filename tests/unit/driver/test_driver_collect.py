@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlep.driver.collect import Collected, Collector
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.view.record import load_run
 from tests.unit.driver.driver_fakes import FakePool, Killed, Scene, World, scene_of
-from tests.unit.driver.driver_values import config_of, prompts_of
+from tests.unit.driver.driver_values import answer_of, config_of, prompts_of
 
 FACTS = Facts("collect", "model", "tok", "data")
 PROMPTS = prompts_of(5)
@@ -174,11 +175,38 @@ async def test_working_time_adds_up_over_resumes(tmp_path: Path) -> None:
 async def test_a_record_that_the_pool_refuses_ends_the_collection(tmp_path: Path) -> None:
     scene = new_scene()
     assert scene.pool is not None
-    scene.pool.refuse = True
+    scene.pool.refuse = "sealed"
     with pytest.raises(PoolError, match=r"refused 1 admitted answers, first: .*sealed"):
         await collected(tmp_path, scene)
     assert read_lines(tmp_path / "collection.jsonl") == []
     assert not (tmp_path / "collection.json").exists()
+
+
+async def test_what_the_pool_holds_already_counts_for_minimum_and_cap(tmp_path: Path) -> None:
+    """The cap of 3 has two others of the first question; the fourth question has one other, and its minimum of 2 with it."""
+    held = {PROMPTS[0].id: [answer_of(PROMPTS[0], n) for n in range(2)], PROMPTS[3].id: [answer_of(PROMPTS[3], 0)]}
+    scene = new_scene(FakePool(World(), held))
+    await collected(tmp_path, scene)
+    assert [len(held.get(prompt.id, ())) for prompt in PROMPTS] == [3, 3, 2, 2, 0]
+    found = summary(tmp_path)
+    assert (found["admitted"], found["covered"], found["eligible"]) == (1 + 3 + 2 + 1, 4, 4)
+    assert found["answers_per_question"] == [1, 0, 2, 2]
+    assert found["refused"] == {"not_correct": 10, "over_cap": 3}
+    assert scene.progress.notes == ["question 5/5: 50.0 % of 20 responses correct, 4 questions covered"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [("its prompt has 3 already", "over_cap"), ("quarantined: it did not pass a later verification", "quarantined")],
+)
+async def test_a_record_that_its_prompt_has_no_place_for_is_counted(tmp_path: Path, reason: str, name: str) -> None:
+    scene = new_scene()
+    assert scene.pool is not None
+    scene.pool.refuse = reason
+    await collected(tmp_path, scene)
+    found = summary(tmp_path)
+    assert found["admitted"] == sum(map(len, scene.pool.stored.values())) == 7
+    assert found["refused"] == dict(Counter({"not_correct": 10, "too_few": 1, "over_cap": 1}) + Counter([name]))
 
 
 @pytest.mark.parametrize("role", ["pool", "verifiers"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from rlep.core.errors import PoolError, RecordRefused
 from rlep.core.types import (
     NOT_ASKED,
+    QUARANTINED,
     Asked,
     Int32Array,
     Message,
@@ -197,7 +198,7 @@ def _not_held(pool: PoolClient, candidates: Sequence[_Candidate], report: Import
     for one in candidates:
         content_id = content_id_of(one.question.prompt_id, one.tokens)
         if content_id in aside:
-            report.refuse(one.place, "quarantined: it did not pass a later verification")
+            report.refuse(one.place, f"{QUARANTINED}: it did not pass a later verification")
         elif content_id in held:
             report.duplicates += 1
         else:
