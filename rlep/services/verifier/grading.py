@@ -1,6 +1,6 @@
 """The full path, for worker processes only: words, units and bases, then what both answers are worth as they are written.
 
-math-verify is asked only where the values cannot be computed, as for an integral without bounds.
+math-verify is asked only about operations on sets of letters, in the same names.
 """
 
 from __future__ import annotations
