@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_ty
 
 import typer
 
+from rlep.cli.configs import MaybeFiles, Overrides
 from rlep.cli.shell import command_errors
 
 if TYPE_CHECKING:
@@ -36,13 +37,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, only sa
 
 
 def _place(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")
-    ] = None,
+    files: MaybeFiles = None,
     *,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
-    ] = None,
+    overrides: Overrides = None,
     redis: Annotated[
         str | None,
         typer.Option(
