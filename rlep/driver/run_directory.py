@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from rlep.config.schema import Config
-from rlep.config.settings import as_override, differences, parse_stored_config
+from rlep.config.settings import as_override, differences, dump_config, parse_stored_config
 from rlep.core.builds import installed
 from rlep.core.errors import CheckpointError, ConfigError
+from rlep.core.files import write_whole
 from rlep.driver.checkpoint import Checkpoints, write_json
 from rlep.driver.made_directory import MadeDirectory
 from rlep.metrics.catalogue import Tracker
@@ -126,7 +127,7 @@ class RunDirectory:
             self.resumed = begun and (path / "manifest.json").exists()
             if self.resumed:
                 self._check_same(config, facts)
-            write_json(path / "config.json", config.model_dump(mode="json"))
+            write_whole(path / "config.json", dump_config(config))
             write_json(path / "manifest.json", _manifest(facts, self._created()))
             self.metrics = undo.enter_context(MetricsLog(path / "metrics.jsonl", open_trackers()))
             self.evaluations = undo.enter_context(EvaluationsLog(path / "evaluations.jsonl"))
