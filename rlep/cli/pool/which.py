@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_type_hints
@@ -54,13 +53,13 @@ def _place(
     ] = None,
 ) -> Config:
     """Load the config with the pool that the address names. Raises ``ConfigError``."""
-    from rlep.config.settings import load_config, parse_config
+    from rlep.config.settings import load_config, parse_config, toml_text
     from rlep.core.errors import ConfigError
 
     if redis is not None and embedded is not None:
         raise ConfigError("--redis names a server that runs, --embedded a directory: give one of them")
     options = {"pool.name": name, "pool.url": redis, "pool.directory": embedded and str(embedded)}
-    given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
+    given = [f"{key}={toml_text(value)}" for key, value in options.items() if value is not None]
     config = load_config(files or (), [*(overrides or ()), *given])
     if embedded is None:
         return config
