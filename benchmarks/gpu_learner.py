@@ -42,6 +42,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from rlep.config.roles import LearnerConfig
 from rlep.config.schema import Config
+from rlep.core.output_head import CHUNK_BYTES
 from rlep.core.types import SequenceBatch
 from rlep.engines.learner import head
 from rlep.engines.learner.allocator import allocator_settings
@@ -178,7 +179,7 @@ def head_figures(size: Size, repeats: int) -> dict[str, object]:
     hidden = torch.randn(rows, width, device=size.device, dtype=dtype, requires_grad=True)
     weight = (0.02 * torch.randn(vocabulary, width, device=size.device)).to(dtype).requires_grad_()
     targets = torch.randint(0, vocabulary, (rows,), device=size.device)
-    in_place, chunk = head._add_product, head._CHUNK_BYTES[size.device]
+    in_place, chunk = head._add_product, CHUNK_BYTES[size.device]
 
     def one_pass() -> None:
         hidden.grad = weight.grad = None
@@ -188,7 +189,7 @@ def head_figures(size: Size, repeats: int) -> dict[str, object]:
     figures: dict[str, object] = {"rows": rows, "width": width, "vocabulary": vocabulary}
     wanted: Tensor | None = None
     for way, (add, chunk_bytes) in ways.items():
-        head._add_product, head._CHUNK_BYTES[size.device] = add, chunk_bytes
+        head._add_product, CHUNK_BYTES[size.device] = add, chunk_bytes
         one_pass()
         reset_peak(size)
         seconds = statistics.median(seconds_of(one_pass, size) for _ in range(repeats))

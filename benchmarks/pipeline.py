@@ -39,7 +39,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.check.inputs import Inputs, read_inputs
+from rlep.check.inputs import Inputs, Subject
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -162,7 +162,7 @@ def settings(home: Path, *overrides: str) -> Config:
 @asynccontextmanager
 async def cast(config: Config, *, pool: bool = False) -> AsyncIterator[Cast]:
     """All actors, started."""
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     async with run_actors(config) as actors:
         generators, verifiers, learners = actors.generators(), actors.verifiers(), actors.learners()

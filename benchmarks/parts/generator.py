@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.types import Int32Array, Request, Sampling
@@ -72,7 +72,7 @@ def received(pipe: Connection) -> Any:
 
 async def measure(config: Config) -> dict[str, Any]:
     """Figures of the generator and of the bare engine."""
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     prompts = [prompt.tokens for prompt in inputs.train.prompts[: SAMPLES // 8]]
     here, there = multiprocessing.get_context("spawn").Pipe()

@@ -30,6 +30,7 @@ from transformers import Qwen2Config
 from rlep.config.roles import ActorConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
+from rlep.core.output_head import CHUNK_BYTES, KEPT_BYTES
 from rlep.engines.learner import head
 from rlep.engines.learner import policy as policy_module
 from rlep.engines.learner import rank as rank_module
@@ -249,8 +250,8 @@ def shapes_alone(config: Config) -> Iterator[Gauge]:
         (FakeTensor, "is_cuda", property(lambda _: True)),
         (FakeTensor, "numpy", zeros),
         (ActorConfig, "device", property(lambda _: "cpu")),
-        (head, "_CHUNK_BYTES", {"cpu": head._CHUNK_BYTES["cuda"]}),
-        (head, "_KEPT_BYTES", {"cpu": head._KEPT_BYTES["cuda"]}),
+        (head, "CHUNK_BYTES", {"cpu": CHUNK_BYTES["cuda"]}),
+        (head, "KEPT_BYTES", {"cpu": KEPT_BYTES["cuda"]}),
         (head, "_WIDE_SUMS", ("cpu",)),
         (head, "_spare", {}),
         (rank_module, "join_ranks", lambda *_: None),

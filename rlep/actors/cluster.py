@@ -26,7 +26,7 @@ from ray.exceptions import (
 )
 
 from rlep.actors.cluster_address import joined_address, named_address, reachable
-from rlep.actors.contact import TOKEN, Contact, write_contact, write_private
+from rlep.actors.contact import TOKEN, Contact, write_contact
 from rlep.actors.placement import (
     BundleSlot,
     PlacementGroup,
@@ -40,6 +40,7 @@ from rlep.actors.ray_watch import watch_head
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
+from rlep.core.files import write_whole
 from rlep.core.paths import private_directory
 from rlep.core.waiting import silence
 
@@ -95,7 +96,8 @@ class Cluster:
         if not (os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")):
             # Ray switches token authentication on for local clusters; this keeps its token out of the home directory.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        write_private(self.home / TOKEN, _own_token())  # for other processes of the same user: see contact.py
+        # For other processes of the same user: see contact.py.
+        write_whole(self.home / TOKEN, _own_token(), private=True, shared=True)
         start_private_cluster(self.home / RAY_FILES, self.namespace, self.config.cpus)
         write_contact(self.home, self.contact)
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from rlep.core.errors import ConfigError
-from rlep.core.files import replace_with
+from rlep.core.files import write_whole
 from rlep.core.paths import check_own, read_own
 
 CONTACT = "contact.json"
@@ -43,7 +43,7 @@ class Contact:
 def write_contact(directory: Path, contact: Contact) -> None:
     """Write the file, readable by its owner."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_private(directory / CONTACT, json.dumps(asdict(contact)) + "\n")
+    write_whole(directory / CONTACT, json.dumps(asdict(contact)) + "\n", private=True, shared=True)
 
 
 def read_contact(directory: Path) -> Contact | None:
@@ -110,9 +110,3 @@ def _is_text(value: object, name: str) -> bool:
 def remove_contact(directory: Path) -> None:
     """Remove the file: the run takes no more commands."""
     (directory / CONTACT).unlink(missing_ok=True)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file of mode 600 that appears whole."""
-    with replace_with(path, private=True, shared=True) as part:
-        part.write_text(text)

@@ -14,7 +14,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from rlep.actors import job_files
 from rlep.actors.cluster import TOKEN_HINT
-from rlep.core.errors import ConfigError, DeadlineExceeded, PlacementError
+from rlep.core.errors import INTERRUPTED, ConfigError, DeadlineExceeded, PlacementError
 
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 600
@@ -24,7 +24,6 @@ PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", STOP_WAIT)
 SUBMIT_DEADLINE_S = 60.0
 CONNECT_S = 15.0
 """For the dashboard of a head that has just been started."""
-INTERRUPTED = 130
 
 
 def submit_job(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import ray
 
-from rlep.actors.contact import write_private
 from rlep.actors.run_progress import Phase
+from rlep.core.files import write_whole
 from rlep.metrics.series import LAST_PROGRESS, STEP, Series, series_of
 
 SET_AGAIN_S = 5.0
@@ -39,7 +39,7 @@ def write_targets(directory: Path) -> None:
     """Name the metrics ports of this Ray's nodes in ``TARGETS``."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in nodes]
-    write_private(directory / TARGETS, json.dumps([{"targets": targets}]) + "\n")
+    write_whole(directory / TARGETS, json.dumps([{"targets": targets}]) + "\n", private=True, shared=True)
 
 
 def remove_targets(directory: Path) -> None:

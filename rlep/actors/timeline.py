@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlep.core.files import replace_with
+from rlep.core.files import write_whole
 from rlep.metrics.spans import DRIVER, STEP, Span, StepBreakdown, breakdown_of, chrome_trace
 
 MOST_SPANS = 50_000
@@ -67,8 +67,7 @@ class Timeline:
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
     """Write ``chrome_trace`` as a file that appears whole."""
-    with replace_with(path) as part:
-        part.write_text(json.dumps(chrome_trace(spans)))
+    write_whole(path, json.dumps(chrome_trace(spans)))
 
 
 async def keep_trace(path: Path, timeline: Timeline, seconds: float = WRITTEN_S) -> None:

@@ -19,7 +19,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.plural import counted, sized
-from rlep.plan.cpus import cpu_shortage, wanted_cpus
+from rlep.plan.devices import cpu_shortage, wanted_cpus
 from rlep.plan.fit import lowering_settings, plan_fit
 from rlep.plan.host import HostPlan, plan_host
 from rlep.plan.learner import plan_learner

@@ -170,11 +170,6 @@ Look = Callable[[Subject], Iterator[Finding]]
 """One check: its findings; an error that a run would end with is raised."""
 
 
-def read_inputs(config: Config, *, train: bool = True) -> Inputs:
-    """Read tokenizer, prompts and the model's fingerprint, as a command does after its checks."""
-    return Subject(config, "train" if train else "evaluate").inputs()
-
-
 def fingerprint(model: Path) -> str:
     """Names a model directory's weights: a hash of its config and of the size and both ends of every weight file."""
     digest = hashlib.blake2b(digest_size=16, person=b"rlep.model")

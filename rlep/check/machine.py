@@ -24,6 +24,7 @@ from rlep.core.builds import installed
 from rlep.core.errors import PlacementError, RlepError, WrongVersionError
 from rlep.core.versions import check_versions
 from rlep.metrics.trackers import PACKAGES as SINKS
+from rlep.plan.devices import wanted_gpus
 
 PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
 LEAST_CAPABILITY = 8.0  # of a GPU that computes in bfloat16: Ampere
@@ -60,7 +61,7 @@ def packages(subject: Subject) -> Iterator[Finding]:
 
 def gpus(subject: Subject) -> Iterator[Finding]:
     config = subject.config
-    wanted = _wanted_gpus(subject)
+    wanted = wanted_gpus(config, learns=subject.learns)
     lines = [line for line in _nvidia_smi("-L") if line.startswith("GPU ")]  # not the parts of one (MIG)
     enough = wanted <= len(lines) or joined_address(config.cluster.address) is not None
     remedy = (
@@ -115,13 +116,6 @@ def hostname(subject: Subject) -> Iterator[Finding]:
     local = address.startswith("127.")
     remedy = "start Ray with --node-ip-address, or give the name its own address in /etc/hosts" if local else ""
     yield Finding("hostname", "ok", f"{name} is {address}", remedy)
-
-
-def _wanted_gpus(subject: Subject) -> float:
-    config = subject.config
-    generators = config.generator.count * config.generator.gpus
-    learners = config.learner.ranks * config.learner.gpus if subject.learns else 0
-    return max(generators, learners) if config.cluster.placement == "colocated" else generators + learners
 
 
 def _nvidia_smi(*words: str) -> list[str]:

@@ -8,11 +8,11 @@ from rlep.config.schema import Config
 from rlep.services.pool.values import PoolPlace
 
 
-def pool_place(config: Config, suffix: str = "") -> PoolPlace:
-    """Absolute, for an actor in another directory; ``suffix`` of the pool's name."""
+def pool_place(config: Config) -> PoolPlace:
+    """Absolute, for an actor in another directory."""
     pool = config.pool
     token, authority = (_absolute(path) for path in (pool.token_file, pool.ca_file))
-    return PoolPlace(pool.url, config.pool_directory.absolute(), pool.name + suffix, token, authority)
+    return PoolPlace(pool.url, config.pool_directory.absolute(), pool.name, token, authority)
 
 
 def pool_exists(config: Config) -> bool:

@@ -14,6 +14,8 @@ from rlep.core.versions import check_versions
 if TYPE_CHECKING:
     from rlep.config.schema import Config
 
+Public = Annotated[bool, typer.Option("--public", help="Make a new repository public; it is private otherwise.")]
+
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 """Files of an earlier push that a later one replaces."""
 
@@ -22,9 +24,7 @@ def push(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory: its best or last checkpoint.")],
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Model repository on the hub.")],
     *,
-    public: Annotated[
-        bool, typer.Option("--public", help="Make a new repository public; it is private otherwise.")
-    ] = False,
+    public: Public = False,
 ) -> None:
     """Upload a run's model to the Hugging Face hub, with a card of base model, data, method, settings and evaluations.
 

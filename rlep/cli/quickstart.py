@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from rlep.check.machine import gpu_memory
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_summary
 from rlep.config.schema import Config
-from rlep.config.settings import load_config
+from rlep.config.settings import load_config, toml_text
 from rlep.core.builds import installed, torch_cuda
 from rlep.core.errors import ConfigError
 from rlep.launch.collect import collect, collected_text
@@ -36,7 +35,7 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
     common = [
         f"run.seed={seed}",
         *task_overrides(task),
-        f"pool.directory={_text(directory / 'pool')}",
+        f"pool.directory={toml_text(str(directory / 'pool'))}",
         *([] if steps is None else [f"run.steps={steps}"]),
     ]
     runs = [directory / name for name in ("baseline", "collect", "rlep")]
@@ -45,7 +44,7 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
         return _stage(progress, title, command, ["base", *devices, name], (*common, *overrides))
 
     first = stage("phase 1: train without replay", "train", "phase1", _at(runs[0]))
-    policy = f"model.path={_text(train(first, progress).model)}"
+    policy = f"model.path={toml_text(str(train(first, progress).model))}"
     collecting = stage("collect: its verified responses fill the pool", "collect", "collect", policy, _at(runs[1]))
     progress.say(collected_text(collecting, collect(collecting, progress)))
     train(stage("phase 2: from the base again, with replay", "train", "phase2", _at(runs[2])), progress)
@@ -74,19 +73,14 @@ def gpu_here() -> bool:
 def task_overrides(task: TaskFiles) -> list[str]:
     """Return the overrides with which a run uses the task's model and questions."""
     return [
-        f"model.path={_text(task.model_dir)}",
-        f"data.train={_text(task.train)}",
-        f"data.evaluation=[{_text(task.heldout)}]",
+        f"model.path={toml_text(str(task.model_dir))}",
+        f"data.train={toml_text(str(task.train))}",
+        f"data.evaluation={toml_text([str(task.heldout)])}",
     ]
 
 
 def _at(directory: Path) -> str:
-    return f"run.directory={_text(directory)}"
-
-
-def _text(path: Path) -> str:
-    """As a TOML string, whatever the path holds."""
-    return json.dumps(str(path), ensure_ascii=False)
+    return f"run.directory={toml_text(str(directory))}"
 
 
 def _stage(

@@ -9,11 +9,10 @@ from typing import ParamSpec
 
 import typer
 
-from rlep.core.errors import RlepError
+from rlep.core.errors import INTERRUPTED, RlepError
 from rlep.core.versions import missing_extra
 
 P = ParamSpec("P")
-INTERRUPTED = 130
 
 
 def command_errors(command: Callable[P, None]) -> Callable[P, None]:

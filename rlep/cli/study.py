@@ -12,7 +12,7 @@ import typer
 from rlep.cli.shell import command_errors
 from rlep.cli.tables import show_table
 from rlep.core.errors import ConfigError, RlepError
-from rlep.core.files import replace_with
+from rlep.core.files import write_whole
 from rlep.launch.event_loop import ending_signals
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def report_study(
         whole = read_report(file)
         _print(whole)
         if page is not None:
-            with replace_with(page) as part:
-                part.write_text(study_file(whole, {}), encoding="utf-8")
+            write_whole(page, study_file(whole, {}))
             typer.echo(f"report: {page}")
         return
     if page is not None:

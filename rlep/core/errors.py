@@ -4,6 +4,9 @@
 ``RuntimeError`` and ``TimeoutError`` kin are the state of a run: the message names who, what, and the numbers.
 """
 
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended."""
+
 
 class RlepError(Exception):
     """Anything rlep raises on purpose."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -28,3 +29,15 @@ def replace_with(path: Path, *, private: bool = False, shared: bool = False) -> 
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes, *, private: bool = False, shared: bool = False) -> None:
+    """Put ``content``, text as UTF-8, in the place of ``path`` as ``replace_with`` does."""
+    with replace_with(path, private=private, shared=shared) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

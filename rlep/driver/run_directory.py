@@ -16,14 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rlep.config.schema import Config
-from rlep.config.settings import as_override, differences, parse_stored_config
+from rlep.config.settings import as_override, differences, dump_config, parse_stored_config
+from rlep.core.builds import installed
 from rlep.core.errors import CheckpointError, ConfigError
+from rlep.core.files import write_whole
 from rlep.driver.checkpoint import Checkpoints, write_json
 from rlep.driver.made_directory import MadeDirectory
 from rlep.metrics.catalogue import Tracker
@@ -84,7 +85,7 @@ ACCEPTABLE = {
 class Facts:
     """Inputs of a run; a continued run must find the same."""
 
-    phase: str
+    command: str
     """``train``, ``collect`` or ``sft``."""
     model_digest: str = ""
     tokenizer_digest: str = ""
@@ -126,7 +127,7 @@ class RunDirectory:
             self.resumed = begun and (path / "manifest.json").exists()
             if self.resumed:
                 self._check_same(config, facts)
-            write_json(path / "config.json", config.model_dump(mode="json"))
+            write_whole(path / "config.json", dump_config(config))
             write_json(path / "manifest.json", _manifest(facts, self._created()))
             self.metrics = undo.enter_context(MetricsLog(path / "metrics.jsonl", open_trackers()))
             self.evaluations = undo.enter_context(EvaluationsLog(path / "evaluations.jsonl"))
@@ -175,7 +176,7 @@ class RunDirectory:
             log.close()
 
     def _check_same(self, config: Config, facts: Facts) -> None:
-        before, stored = _same_run(self.path, config, facts.phase)
+        before, stored = _same_run(self.path, config, facts.command)
         for name in ("model", "tokenizer", "data", "template"):
             key = f"{name}_digest"
             known = before.get(key, "")  # a run of before this digest has none
@@ -193,21 +194,21 @@ class RunDirectory:
         return float(read_recorded(self.path, "manifest.json")["created"])
 
 
-def refuse_other_run(path: Path, phase: str, config: Config) -> None:
+def refuse_other_run(path: Path, command: str, config: Config) -> None:
     """Refuse a command that would not continue the run in ``path``, before anything that its config names is fetched or read.
 
     Raises ``ConfigError`` with both sides, key by key.
     """
     if _has_progress(path) and (path / "manifest.json").exists():
-        _same_run(path, config, phase)
+        _same_run(path, config, command)
 
 
-def _same_run(path: Path, config: Config, phase: str) -> tuple[Mapping[str, Any], Config]:
+def _same_run(path: Path, config: Config, command: str) -> tuple[Mapping[str, Any], Config]:
     """Return manifest and config recorded in ``path``. Raises ``ConfigError`` where these would not continue its run."""
     before = read_recorded(path, "manifest.json")
-    if before["phase"] != phase:
+    if before["command"] != command:
         raise ConfigError(
-            f"{path} belongs to `rlep {before['phase']}`, this command is `rlep {phase}`; "
+            f"{path} belongs to `rlep {before['command']}`, this command is `rlep {command}`; "
             f"to give it a directory of its own, add: {_elsewhere(path)}"
         )
     stored = parse_stored_config(read_recorded(path, "config.json"), path / "config.json")
@@ -286,15 +287,15 @@ def how_to_accept(name: str) -> str:
 
 def _manifest(facts: Facts, created: float) -> dict[str, object]:
     return {
-        "phase": facts.phase,
-        "command": facts.phase,
+        "phase": facts.command,
+        "command": facts.command,
         "argv": sys.argv,
         "created": created,
         "host": platform.node(),
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": _packages(),
+        "packages": {name: found for name in PACKAGES if (found := installed(name)) is not None},
         "git": _git_revision(),
         "model_digest": facts.model_digest,
         "tokenizer_digest": facts.tokenizer_digest,
@@ -302,16 +303,6 @@ def _manifest(facts: Facts, created: float) -> dict[str, object]:
         "template_digest": facts.template_digest,
         "data": facts.data,
     }
-
-
-def _packages() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 @cache

@@ -47,13 +47,13 @@ class CommandProgress(Progress, Protocol):
         ...
 
 
-def resolve_names(config: Config, phase: str, progress: Progress) -> Config:
+def resolve_names(config: Config, command: str, progress: Progress) -> Config:
     """Pin and fetch what a run's config names; of a run that would be continued on other commits, nothing is fetched.
 
     Raises ``ConfigError`` naming both, ``ModelError`` or ``DataError`` saying why a name stands for nothing.
     """
-    unlike = partial(refuse_other_run, config.run.directory, phase)
-    return resolve(config, progress.note, check=unlike, phase=progress.phase, learns=phase == "train")
+    unlike = partial(refuse_other_run, config.run.directory, command)
+    return resolve(config, progress.note, check=unlike, phase=progress.phase, learns=command == "train")
 
 
 def train_set(inputs: Inputs) -> PromptSet:
@@ -64,11 +64,11 @@ def train_set(inputs: Inputs) -> PromptSet:
 
 
 @contextmanager
-def open_run(config: Config, inputs: Inputs, phase: str, progress: CommandProgress) -> Iterator[RunDirectory]:
+def open_run(config: Config, inputs: Inputs, command: str, progress: CommandProgress) -> Iterator[RunDirectory]:
     """Open the run's directory; a command that is refused before its work begins leaves nothing of it."""
     prompts = inputs.train
     facts = Facts(
-        phase=phase,
+        command=command,
         model_digest="+".join(filter(None, (inputs.model_digest, inputs.teacher_digest))),
         tokenizer_digest=inputs.tokenizer.digest,
         data_digest=prompts.digest if prompts else "",

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rlep.core.errors import ConfigError
-from rlep.core.files import replace_with
+from rlep.core.files import write_whole
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.tracker_servers import ANSWER_S, check_answers, impatient
 
@@ -87,7 +87,7 @@ class WandbTracker:
         wandb = _imported("wandb", "wandb")
         known = directory / "wandb.id"
         if not known.exists():
-            _remember(known, secrets.token_hex(8))
+            write_whole(known, secrets.token_hex(8))  # an empty file would name no run for ever
         remedy = "set WANDB_BASE_URL, or WANDB_MODE=offline to send it later with `wandb sync`"
         failures = (wandb.Error, OSError, ValueError)
         try:
@@ -161,18 +161,12 @@ class MlflowTracker:
         found = self._client.get_experiment_by_name(project)
         experiment = found.experiment_id if found else self._client.create_experiment(project)
         run_id = str(self._client.create_run(experiment, run_name=name).info.run_id)
-        _remember(known, run_id)
+        write_whole(known, run_id)
         return run_id
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
-
-
-def _remember(known: Path, run_id: str) -> None:
-    """Write a file that appears whole: an empty one would name no run for ever."""
-    with replace_with(known) as part:
-        part.write_text(run_id)
 
 
 def mlflow_name(name: str) -> str:

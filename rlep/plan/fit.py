@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
 from rlep.config.schema import Config
+from rlep.config.settings import as_override
 from rlep.core.plural import sized
 from rlep.plan.learner import plan_learner
 from rlep.plan.memory import PROCESS_BYTES, plan_memory
@@ -66,7 +67,7 @@ def _fit(config: Config, shape: ModelShape, gpu_bytes: int, host_bytes: int | No
             lacking.append(NO_CACHE)
     known = True
     if not (learner.gpus or generator.gpus):
-        weights = shape.parameters * width_of(generator.dtype, 0)
+        weights = shape.parameters * width_of(generator.compute_dtype)
         training = learner.ranks * (rank.peak_bytes + HOST_PROCESS_BYTES)
         serving = generator.count * (weights + int(generator.kv_cache_gib * 2**30) + HOST_PROCESS_BYTES)
         known = host_bytes is not None
@@ -122,14 +123,13 @@ def _more_gpus(config: Config, shape: ModelShape) -> list[tuple[Change, ...]]:
 def _changes(config: Config) -> list[Change]:
     """Settings of the learner that lower its peak and are not set yet, the cheapest first."""
     learner = config.learner
-    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     found: list[Change] = []
     if learner.unsharded_gradients:
         found.append(("learner", "unsharded_gradients", False))
     if not learner.activation_checkpointing:
         found.append(("learner", "activation_checkpointing", True))
-    if learner.micro_batch_tokens > longest:
-        found.append(("learner", "micro_batch_tokens", longest))
+    if learner.micro_batch_tokens > config.context:
+        found.append(("learner", "micro_batch_tokens", config.context))
     if not learner.reshard_after_forward:
         found.append(("learner", "reshard_after_forward", True))
     if learner.gpus and not learner.cpu_offload:
@@ -139,11 +139,10 @@ def _changes(config: Config) -> list[Change]:
 
 def _changed(config: Config, changes: tuple[Change, ...]) -> Config:
     for section, key, value in changes:
-        part = getattr(config, section).model_copy(update={key: value})
-        config = config.model_copy(update={section: part})
+        config = config.with_values(**{section: {key: value}})
     return config
 
 
 def _text(change: Change) -> str:
     section, key, value = change
-    return f"--set {section}.{key}={str(value).lower() if isinstance(value, bool) else value}"
+    return as_override(f"{section}.{key}", value)

@@ -53,7 +53,7 @@ def plan_host(config: Config, shape: ModelShape, *, learns: bool = True) -> Host
         return HostPlan(0, 0, 0, processes, 0, 0)
     rank, ranks = plan_learner(config, shape), learner.ranks
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets)
-    weights = shape.parameters * width_of(learner.dtype, learner.gpus)  # in model/, in the compute type
+    weights = shape.parameters * width_of(learner.compute_dtype)  # in model/, in the compute type
     trained = TRAINER_WIDTH * (adapters or shape.parameters)  # in trainer/
     if config.loss.kl_reset:
         trained += weights  # the reference that is reset

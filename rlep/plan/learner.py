@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlep.config.schema import Config
+from rlep.core.output_head import CHUNK_BYTES, KEPT_BYTES
 from rlep.plan.model_shape import LINEAR_LAYERS, ModelShape, width_of
-
-HEAD_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
-KEPT_PROBABILITY_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
-"""Bytes of logits that the output head holds, by device (see ``engines/learner/head.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +37,12 @@ class LearnerPlan:
 def plan_learner(config: Config, shape: ModelShape) -> LearnerPlan:
     """One rank's memory when it computes on full micro-batches, of which an update has three or more."""
     learner = config.learner
-    width = width_of(learner.dtype, learner.gpus)
+    width = width_of(learner.compute_dtype)
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets)
     trained = adapters or shape.parameters
     frozen = -(-width * shape.parameters // learner.shards) if adapters else 0
     share = -(-4 * trained // learner.shards)
-    kept = share if config.update.stream and config.update.prompts < config.rollout.prompts else 0
+    kept = share if config.keeps_start_weights else 0
     gradients = 4 * trained if learner.unsharded_gradients else share
     copy = gathered_bytes(config, shape, width, adapters)
     # Without a teacher it is the base model: with LoRA the frozen weights, which are there.
@@ -100,9 +97,7 @@ def layer_activation_bytes(shape: ModelShape, width: int, *, flash: bool, frozen
 def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int, int]:
     """(activations, work) at whichever moment needs most: head, last norm, last layer, or last reduction."""
     learner, ranks = config.learner, config.learner.shards
-    device = "cuda" if learner.gpus else "cpu"
-    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    tokens = max(learner.micro_batch_tokens, longest)
+    tokens = max(learner.micro_batch_tokens, config.context)
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets) // shape.layers
     layer = tokens * layer_activation_bytes(
         shape, width, flash=bool(learner.gpus) and width == 2, frozen=bool(adapters)
@@ -118,8 +113,8 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     )  # last norm, predictors, rotations
     matrix = 0 if adapters else shape.vocabulary * shape.hidden  # of the head, whose gradient is computed
     logits = 4 * tokens * shape.vocabulary
-    probabilities = min(KEPT_PROBABILITY_BYTES[device], logits)
-    chunk = min(HEAD_CHUNK_BYTES[device], logits)
+    probabilities = min(KEPT_BYTES[learner.device], logits)
+    chunk = min(CHUNK_BYTES[learner.device], logits)
     # The head sums its weight's gradient in float32, and rounds it when its chunks are gone; a CPU rounds each product.
     rounded = 0 if width == 4 else matrix * width
     # A chunk's probabilities and a rounded copy; for a gradient of entropies logits too, and both of the chunk before.

@@ -35,7 +35,7 @@ class MemoryPlan:
 def plan_memory(config: Config, shape: ModelShape, gpu_bytes: int = int(GPU_GIB * GIB)) -> MemoryPlan:
     """Memory of one generator, on GPUs of ``gpu_bytes``."""
     generator = config.generator
-    served = width_of(generator.dtype, generator.gpus)
+    served = width_of(generator.compute_dtype)
     if generator.gpus:
         memory = (
             int(gpu_bytes * generator.memory_utilization) - PROCESS_BYTES - _largest_step_bytes(config, shape, served)
@@ -43,7 +43,7 @@ def plan_memory(config: Config, shape: ModelShape, gpu_bytes: int = int(GPU_GIB 
         cache = max(0, memory * generator.tensor_parallel - shape.parameters * served)
     else:
         cache = int(generator.kv_cache_gib * GIB)
-    sequence = shape.kv_bytes(served) * (config.data.max_prompt_tokens + config.rollout.max_tokens)
+    sequence = shape.kv_bytes(served) * config.context
     return MemoryPlan(
         parameters=shape.parameters,
         kv_token=shape.kv_bytes(served),
@@ -61,7 +61,6 @@ def _largest_step_bytes(config: Config, shape: ModelShape, width: int) -> int:
     sampled from, four times in all.
     """
     generator = config.generator
-    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    tokens = max(generator.max_batched_tokens, longest)
+    tokens = max(generator.max_batched_tokens, config.context)
     network = tokens * (3 * shape.intermediate // generator.tensor_parallel + 4 * shape.hidden) * width
     return max(network, 16 * generator.max_sequences * shape.vocabulary)

@@ -173,8 +173,6 @@ def _place_of(model: Path, name: str) -> tuple[Path, int, int] | None:
     return None
 
 
-def width_of(dtype: str, gpus: float) -> int:
-    """Bytes of a value; ``auto`` is bfloat16 on GPU and float32 on CPU."""
-    if dtype == "auto":
-        return 2 if gpus else 4
+def width_of(dtype: str) -> int:
+    """Bytes of a value of a compute type."""
     return 4 if dtype == "float32" else 2

@@ -11,7 +11,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.data.prompts import PromptReport, order_of
 from rlep.driver.replays import replays_at
-from rlep.plan.cpus import wanted_cpus
+from rlep.plan.devices import roles_of, wanted_cpus, wanted_gpus
 from rlep.plan.fit import Fit, plan_fit
 from rlep.plan.host import HostPlan, plan_host
 from rlep.plan.learner import LearnerPlan, plan_learner
@@ -161,10 +161,6 @@ def make_plan(config: Config, known: Known, gpu_bytes: int = int(GPU_GIB * GIB))
     Raises:
         DataError: a step wants more prompts than there are.
     """
-    roles = _roles(config)
-    gpus = sum(role.gpus for role in roles)
-    if config.cluster.placement == "colocated":
-        gpus -= roles[0].gpus  # the generators'
     model = known.model
     fit = plan_fit(config, model, gpu_bytes=gpu_bytes, host_bytes=known.host_bytes) if model else None
     return RunPlan(
@@ -178,9 +174,12 @@ def make_plan(config: Config, known: Known, gpu_bytes: int = int(GPU_GIB * GIB))
         fit=fit,
         fits=fit.fits if fit else None,
         reason=fit.reason if fit else None,
-        roles=roles,
+        roles=tuple(
+            RolePlan(name, count, count * role.cpus, count * role.gpus)
+            for name, (_, count, role) in roles_of(config).items()
+        ),
         cpus=wanted_cpus(config),
-        gpus=gpus,
+        gpus=wanted_gpus(config),
         missing=known.missing,
         missing_cpus=known.missing_cpus,
     )
@@ -218,7 +217,7 @@ def _step(config: Config, known: Known) -> StepPlan:
         steps=config.run.steps,
         steps_per_epoch=epoch,
         tokens_expected=round(sequences * (prompt + rollout.max_tokens / EXPECTED_RESPONSE)),
-        tokens_worst=sequences * (config.data.max_prompt_tokens + rollout.max_tokens),
+        tokens_worst=sequences * config.context,
     )
 
 
@@ -250,12 +249,3 @@ def _evaluation(config: Config, questions: int | None) -> EvaluationPlan:
         samples_each=rule.samples,
         samples=None if questions is None else questions * drawn,
     )
-
-
-def _roles(config: Config) -> tuple[RolePlan, ...]:
-    generator, verifier, learner = config.generator, config.verifier, config.learner
-    counted = [("generator", generator.count, generator), ("verifier", verifier.count, verifier)]
-    if config.environment.factory:
-        counted.append(("environment", config.environment.count, config.environment))
-    counted.append(("learner", learner.ranks, learner))
-    return tuple(RolePlan(name, count, count * role.cpus, count * role.gpus) for name, count, role in counted)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from rlep.core.files import replace_with
+from rlep.core.files import replace_with, sha256_of, write_whole
 from rlep.core.types import Message
 from rlep.data.prompt_files import write_verl
 from rlep.data.prompt_rows import PromptRow
@@ -50,9 +49,9 @@ def build_task(directory: Path, *, seed: int = 0) -> TaskFiles:
     _write_problems(files.heldout, heldout, "heldout")
     for source in resources.files("rlep.quickstart").joinpath("model").iterdir():
         written.append(files.model_dir / source.name)
-        _replace(written[-1], source.read_bytes())
-    digests = {path.relative_to(directory).as_posix(): _digest(path) for path in sorted(written)}
-    _replace(manifest, json.dumps({"seed": seed, "files": digests}, indent=2).encode())
+        write_whole(written[-1], source.read_bytes(), shared=True)
+    digests = {path.relative_to(directory).as_posix(): sha256_of(path) for path in sorted(written)}
+    write_whole(manifest, json.dumps({"seed": seed, "files": digests}, indent=2), shared=True)
     return files
 
 
@@ -67,7 +66,7 @@ def _is_whole(manifest: Path, seed: int) -> bool:
         stored = json.loads(manifest.read_text(encoding="utf-8"))
         if stored["seed"] != seed:
             return False
-        return all(_digest(manifest.parent / name) == digest for name, digest in stored["files"].items())
+        return all(sha256_of(manifest.parent / name) == digest for name, digest in stored["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -76,12 +75,3 @@ def _write_problems(path: Path, problems: list[Problem], split: str) -> None:
     rows = [PromptRow((Message("user", problem.question),), str(problem.answer), DATA_SOURCE) for problem in problems]
     with replace_with(path, shared=True) as part:
         write_verl(part, rows, split=split)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    with replace_with(path, shared=True) as part:
-        part.write_bytes(content)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

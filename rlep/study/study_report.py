@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlep.algorithms.evaluation import ks_for, pass_at_k
-from rlep.core.files import replace_with
+from rlep.core.files import write_whole
 from rlep.core.types import Float64Array
 from rlep.study.study_plan import Endpoint, Replicate, Study
 from rlep.study.study_results import SHORT, ArmRun, Point
@@ -212,11 +212,6 @@ def write_report(found: Found) -> Path:
     directory = found.study.study.directory
     directory.mkdir(parents=True, exist_ok=True)
     whole = json.loads(json.dumps(summary(found)))  # as it is read again
-    _write(directory / "study.json", json.dumps(whole, indent=1).encode() + b"\n")
-    _write(directory / "study.html", study_file(whole, found.study.model_dump(mode="json")).encode())
+    write_whole(directory / "study.json", json.dumps(whole, indent=1) + "\n")
+    write_whole(directory / "study.html", study_file(whole, found.study.model_dump(mode="json")))
     return directory / "study.html"
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replace_with(path) as part:
-        part.write_bytes(content)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlep.core.errors import DataError
-from rlep.core.files import replace_with
+from rlep.core.files import write_whole
 from rlep.core.jsonl import last_line
 from rlep.core.types import Float64Array
 from rlep.study.study_plan import PhasePlan
@@ -101,8 +101,7 @@ def arm_figures(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float
             raise DataError(f"{mark} has no figures of an arm: {error!r}; without it the arm is run again") from None
     run = read_arm(phases, budget, grid)
     if mark.exists():
-        with replace_with(mark) as part:
-            part.write_text(json.dumps(_plain(run), separators=(",", ":")) + "\n")
+        write_whole(mark, json.dumps(_plain(run), separators=(",", ":")) + "\n")
     return run
 
 

@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.config.roles import ClusterConfig
 from rlep.config.settings import load_config
 from rlep.core.errors import LearnerLost, PlacementError
@@ -160,7 +160,7 @@ async def faults(home: Path, cluster: RayCluster) -> dict[str, Any]:
     """All of them, one after another."""
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', f'cluster.address="{cluster.address}"', *ROLES]
     config = load_config([BASE], [*overrides, "run.name=lost-nodes"])
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     events: list[tuple[str, str]] = []
     async with run_actors(config, lambda event, actor, error: events.append((event, actor))) as actors:

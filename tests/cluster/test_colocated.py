@@ -22,7 +22,7 @@ from rlep.actors.generator_replica import GeneratorState
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import LearnerActor
 from rlep.actors.placement import BundleSlot
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.cli.progress import TerminalProgress
 from rlep.config.roles import ActorConfig, ClusterConfig, GeneratorConfig, LearnerConfig
 from rlep.config.schema import Config
@@ -124,7 +124,7 @@ async def test_turns_on_shared_devices_end_with_the_weights_of_devices_apart_to_
     overrides = [*small_task(tmp_path), f'run.directory="{tmp_path / "run"}"', "run.name=colocated", "cluster.cpus=4"]
     overrides += ["learner.ranks=2", "generator.restarts=1", "update.lr=1e-3", "reward.overlong_buffer=47"]
     config = load_config([BASE], overrides)
-    prompts = read_inputs(config).train
+    prompts = Subject(config).inputs().train
     assert prompts is not None
     known: dict[str, Completion] = {}
     async with run_actors(config) as actors:
@@ -154,7 +154,7 @@ async def test_turns_on_one_gpu_leave_each_side_the_memory_of_the_other(tmp_path
     overrides = [*small_task(tmp_path), f'run.directory="{tmp_path / "run"}"', "run.name=one-gpu", "update.lr=1e-3"]
     overrides += ["generator.gpus=1", "learner.gpus=1", "generator.memory_utilization=0.8", "reward.overlong_buffer=47"]
     config = load_config([BASE], [*overrides, "cluster.placement=colocated"])
-    prompts = read_inputs(config).train
+    prompts = Subject(config).inputs().train
     assert prompts is not None
     async with run_actors(config) as actors:
         cast = await cast_of(actors, config, prompts, {})

@@ -20,7 +20,7 @@ from rlep.actors.control import Command, Drain, Look, RunClient, RunStatus, Scal
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.replicas import ActorStatus
 from rlep.actors.verifiers import VerifierPool
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
@@ -82,7 +82,7 @@ async def elastic(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ela
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=elastic", "cluster.cpus=4"]
     times = ["generator.lease_s=5", "verifier.heartbeat_timeout_s=5", "verifier.cpus=0.25"]
     config = load_config([BASE], [*overrides, *times])
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     happened: list[tuple[str, str, str]] = []
     async with run_actors(config, lambda *event: happened.append(event)) as actors_of_run:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, DeadlineExceeded
@@ -51,7 +51,7 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     config = load_config(
         [BASE], [*overrides, "generator.count=2", "learner.ranks=2", "generator.heartbeat_timeout_s=15"]
     )
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     async with run_actors(config) as actors:
         generators, learners = actors.generators(), actors.learners()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlep.actors.pool_actor import attached_stats
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.config.settings import load_config
 from rlep.launch.roles import run_actors
 from tests.small import BASE, small_task
@@ -16,7 +16,7 @@ from tests.unit.driver.driver_values import answer_of
 async def test_statistics_of_a_run_that_only_replays_its_own(tmp_path: Path) -> None:
     overrides = [*small_task(tmp_path), f'run.directory="{tmp_path / "run"}"', "run.name=own", "cluster.cpus=2"]
     config = load_config([BASE], [*overrides, "replay.count=2", "replay.source=live"])
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     async with run_actors(config) as actors:
         live = actors.live(inputs)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -51,7 +51,7 @@ async def start_learners(config: Config) -> None:
 
 async def start_pool(config: Config) -> None:
     async with run_actors(config) as actors:
-        actors.pool(read_inputs(config), read_only=True)
+        actors.pool(Subject(config).inputs(), read_only=True)
         await actors.started()
 
 
@@ -159,7 +159,7 @@ async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_
 
 async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(tmp_path: Path) -> None:
     config = config_in(tmp_path, "cluster.cpus=2", "verifier.restarts=1")
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     async with run_actors(config) as actors:
         verifiers, pool = actors.verifiers(), actors.pool(inputs, read_only=False)
         await actors.started()

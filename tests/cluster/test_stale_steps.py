@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlep.actors.generators import GeneratorPool
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.cli.progress import TerminalProgress
 from rlep.config.settings import load_config
 from rlep.core.jsonl import read_lines
@@ -65,7 +65,7 @@ async def test_tokens_are_within_the_bound_and_their_log_probs_those_of_their_ve
     # Rewards that fall with every token: each group has a gradient, whatever the base model gets right.
     overrides += ["update.lr=1e-3", "reward.overlong_buffer=47", f"generator.count={2 if killed else 1}"]
     config = load_config([BASE], overrides)
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     outcomes: list[StepOutcome] = []
     store = RunDirectory(config.run.directory, config, Facts("train", "model", "tok", inputs.train.digest))

@@ -11,7 +11,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -129,7 +129,7 @@ async def test_both_steps_end_with_the_same_weights_to_the_bit(tmp_path: Path) -
     # Rewards that fall with every token: each group has a gradient, whatever the base model gets right.
     overrides += ["update.lr=1e-3", "reward.overlong_buffer=47", "update.stream=true"]
     config = load_config([BASE], [*overrides, "learner.ranks=2"])
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     updates = PROMPTS // PER_UPDATE
     in_order = {"plain": ["score"] * updates + ["update"] * updates, "streamed": ["score", "update"] * updates}

@@ -16,7 +16,7 @@ import pytest_asyncio
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.config.settings import load_config
 from rlep.core.errors import WeightsLost
 from rlep.core.types import Prompt, Request, Sampling
@@ -77,7 +77,7 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=group", "cluster.cpus=4"]
     group = ['generator.transfer="gloo"', "generator.transfer_deadline_s=60", "generator.heartbeat_timeout_s=15"]
     config = load_config([BASE], [*overrides, *group, "generator.count=2", "learner.ranks=2"])
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     async with run_actors(config) as actors:
         generators, learners = actors.generators(), actors.learners()

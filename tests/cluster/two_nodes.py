@@ -19,7 +19,7 @@ from ray.util import placement_group_table
 from rlep.actors.cluster import Cluster
 from rlep.actors.pool_actor import PoolHost
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.config.settings import load_config
 from rlep.core.types import Request, Sampling
 from rlep.engines.weights.weight_update import SharedMemoryWeights, WeightUpdate
@@ -48,7 +48,7 @@ async def published_twice(home: Path, address: str) -> dict[str, Any]:
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', f'cluster.address="{address}"', *ROLES]
     named = [*overrides, "run.name=two-nodes", "cluster.placement=colocated", "model.path=org/tiny"]
     config = resolve(load_config([BASE], named), lambda _: None)
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     offers: list[WeightUpdate] = []
     async with run_actors(config) as actors:

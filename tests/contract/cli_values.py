@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.config.settings import load_config
 from rlep.driver.run_directory import Facts, RunDirectory
 
@@ -22,10 +22,10 @@ def arguments(command: str, config: str, overrides: Sequence[str]) -> list[str]:
     return [command, config, *(word for text in overrides for word in ("--set", text))]
 
 
-def opened(overrides: Sequence[str], phase: str) -> RunDirectory:
+def opened(overrides: Sequence[str], command: str) -> RunDirectory:
     """The run's directory, as the command itself opens it."""
     config = load_config([], overrides)
-    inputs = read_inputs(config)
+    inputs = Subject(config).inputs()
     assert inputs.train is not None
     digests = (inputs.model_digest, inputs.tokenizer.digest, inputs.train.digest)
-    return RunDirectory(config.run.directory, config, Facts(phase, *digests, asdict(inputs.train.report)))
+    return RunDirectory(config.run.directory, config, Facts(command, *digests, asdict(inputs.train.report)))

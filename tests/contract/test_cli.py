@@ -14,7 +14,7 @@ import pytest
 import ray
 from typer.testing import CliRunner
 
-from rlep.check.inputs import read_inputs
+from rlep.check.inputs import Subject
 from rlep.cli import app
 from rlep.config.settings import load_config
 from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl, opened
@@ -144,7 +144,7 @@ def test_prompt_and_response_over_the_context_are_refused(config: str, overrides
 
 
 def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str]) -> None:
-    read_inputs(load_config([], [*overrides, "rollout.max_tokens=88"]))
+    Subject(load_config([], [*overrides, "rollout.max_tokens=88"])).inputs()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import ray
 from typer.testing import CliRunner, Result
 
 from rlep import Verdict, load_tokenizer, trajectory_from_text
-from rlep.check.inputs import Subject, read_inputs
+from rlep.check.inputs import Subject
 from rlep.check.pool_checks import check_replays
 from rlep.check.suite import findings
 from rlep.cli import app
@@ -287,7 +287,7 @@ def test_a_pool_that_cannot_be_written_to_is_refused_before_any_actor(
 
 
 def test_an_empty_pool_is_named(config: str, overrides: list[str], tmp_path: Path) -> None:
-    digest = read_inputs(load_config([], overrides)).tokenizer.digest
+    digest = Subject(load_config([], overrides)).inputs().tokenizer.digest
     with served(PoolPlace(None, tmp_path / "pool", "pool")) as pool:
         pool.open(tokenizer_digest=digest)
     result = invoke("train", config, [*overrides, "replay.count=2", f'pool.directory="{tmp_path / "pool"}"'])
@@ -364,7 +364,7 @@ def test_a_pool_of_another_environment_is_refused_before_the_start(overrides: li
 
 def test_a_finished_run_has_nothing_to_do(config: str, overrides: list[str], tmp_path: Path) -> None:
     store = opened(overrides, "train")
-    inputs = read_inputs(load_config([], overrides))
+    inputs = Subject(load_config([], overrides)).inputs()
     assert inputs.train is not None
     state = RunState(3, inputs.train.digest, inputs.tokenizer.digest, "")
 
@@ -384,7 +384,7 @@ def test_a_finished_run_has_nothing_to_do(config: str, overrides: list[str], tmp
 def test_a_finished_collection_has_nothing_to_do_unless_its_pool_is_gone(
     config: str, overrides: list[str], tmp_path: Path
 ) -> None:
-    inputs = read_inputs(load_config([], overrides))
+    inputs = Subject(load_config([], overrides)).inputs()
     assert inputs.train is not None
     opened(overrides, "collect").close()
     line = {"candidates": 64, "correct": 3, "admitted": 2, "refused": {"duplicate": 1}, "wall_s": 1.0}

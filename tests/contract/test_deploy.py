@@ -21,7 +21,7 @@ import yaml
 
 from rlep.check.fit_checks import OBJECT_STORE_BYTES
 from rlep.config.settings import load_config
-from rlep.plan.cpus import wanted_cpus
+from rlep.plan.devices import wanted_cpus
 from rlep.plan.host import plan_host
 from tests.unit.plan.test_plan import MATH_7B
 

@@ -29,9 +29,9 @@ def room(config: Config, disk: Path, memory: Path) -> Finding | None:
     except ModelError:
         return None
     learner, generator = config.learner, config.generator
-    places = {disk.parent: weights * (MODEL_WIDTH + TRAINER_WIDTH + width_of(learner.dtype, learner.gpus))}
+    places = {disk.parent: weights * (MODEL_WIDTH + TRAINER_WIDTH + width_of(learner.compute_dtype))}
     if generator.transfer == "shared_memory":
-        published = VERSIONS * weights * width_of(generator.dtype, generator.gpus)
+        published = VERSIONS * weights * width_of(generator.compute_dtype)
         places[memory.parent] = places.get(memory.parent, 0) + published  # one place where there is no shared memory
     free = {place: shutil.disk_usage(place).free for place in places}
     needs = [f"{sized(wanted)} in {place} ({sized(free[place])} free)" for place, wanted in places.items()]

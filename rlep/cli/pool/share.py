@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlep.cli.pool.which import MOVE, Json, about_a_pool, pool_app
+from rlep.cli.push import Public
 
 if TYPE_CHECKING:
     from rlep.config.schema import Config
 
 Repo = Annotated[str, typer.Argument(metavar="ORG/NAME", help="Data set repository on the hub.")]
-Public = Annotated[bool, typer.Option("--public", help="Make a new repository public; it is private otherwise.")]
 SHARDS = ("part-*.parquet",)
 
 

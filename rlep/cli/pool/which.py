@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
 import typer
 
+from rlep.cli.configs import MaybeFiles, Overrides
 from rlep.cli.shell import command_errors
 
 if TYPE_CHECKING:
@@ -36,13 +36,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, only sa
 
 
 def _place(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")
-    ] = None,
+    files: MaybeFiles = None,
     *,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
-    ] = None,
+    overrides: Overrides = None,
     redis: Annotated[
         str | None,
         typer.Option(
@@ -57,13 +53,13 @@ def _place(
     ] = None,
 ) -> Config:
     """Load the config with the pool that the address names. Raises ``ConfigError``."""
-    from rlep.config.settings import load_config, parse_config
+    from rlep.config.settings import load_config, parse_config, toml_text
     from rlep.core.errors import ConfigError
 
     if redis is not None and embedded is not None:
         raise ConfigError("--redis names a server that runs, --embedded a directory: give one of them")
     options = {"pool.name": name, "pool.url": redis, "pool.directory": embedded and str(embedded)}
-    given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
+    given = [f"{key}={toml_text(value)}" for key, value in options.items() if value is not None]
     config = load_config(files or (), [*(overrides or ()), *given])
     if embedded is None:
         return config

@@ -150,11 +150,11 @@ class RolloutFiles:
         rule, step = self._config.rollouts, outcome.step.number
         groups = list(list_groups(outcome))
         self._directory.mkdir(exist_ok=True)
-        write_whole(self._directory / f"step-{step:06d}.parquet", [rows_table(groups)])
+        write_tables(self._directory / f"step-{step:06d}.parquet", [rows_table(groups)])
         if chosen := choose_groups(groups, rule.groups, seed=self._config.run.seed, step=step, watch=rule.watch):
             parts = [chosen[at : at + GROUPS_A_ROW_GROUP] for at in range(0, len(chosen), GROUPS_A_ROW_GROUP)]
             path = self._directory / f"step-{step:06d}.tokens.parquet"
-            write_whole(path, [tokens_table(part, self._decode) for part in parts])
+            write_tables(path, [tokens_table(part, self._decode) for part in parts])
             keep_newest(self._directory, int(rule.keep_gib * 2**30))
 
 
@@ -305,7 +305,7 @@ def _half(logprobs: Float32Array | None) -> Any:
     return None if logprobs is None else np.clip(logprobs, -65504, 0).astype(np.float16)
 
 
-def write_whole(path: Path, parts: Sequence[pa.Table]) -> None:
+def write_tables(path: Path, parts: Sequence[pa.Table]) -> None:
     """One row group for each part; the file appears whole."""
     import pyarrow.parquet as pq
 

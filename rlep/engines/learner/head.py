@@ -8,15 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
-"""Largest fp32 logits matrix held at once, in bytes, by device; about three of this size live in the backward pass.
-
-On a CPU a chunk and the passes over it stay in the cache. On a GPU a chunk has to have some hundred rows, so that the matrix
-products are bound by arithmetic rather than by reading the output embedding again for each chunk.
-"""
-
-_KEPT_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
-"""Probabilities of the first rows are kept up to this size; the backward pass computes only the others again."""
+from rlep.core.output_head import CHUNK_BYTES, KEPT_BYTES
 
 _WIDE_SUMS = ("cuda",)
 """Devices that multiply half-precision matrices into fp32 ones."""
@@ -48,7 +40,7 @@ def token_logprobs(
 
 
 def _chunk_rows(weight: Tensor) -> int:
-    return max(1, _CHUNK_BYTES[weight.device.type] // (4 * weight.shape[0]))
+    return max(1, CHUNK_BYTES[weight.device.type] // (4 * weight.shape[0]))
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -123,7 +115,7 @@ def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
 
     Of the fixed size only what is used becomes resident.
     """
-    whole, spare = _KEPT_BYTES[weight.device.type] // 4, _spare.pop(weight.device, None)
+    whole, spare = KEPT_BYTES[weight.device.type] // 4, _spare.pop(weight.device, None)
     memory = weight.new_empty(whole, dtype=torch.float32) if spare is None or len(spare) != whole else spare
     rows = min(count, whole // len(weight) // chunk * chunk)
     return memory, memory.detach()[: rows * len(weight)].view(rows, len(weight))

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Qwen3
 
 from rlep.config.roles import LearnerConfig
 from rlep.core.errors import ModelError
+from rlep.core.output_head import CHUNK_BYTES, KEPT_BYTES
 from rlep.engines.learner import attention, head
 from rlep.engines.learner.attention import layout_of
 from rlep.engines.learner.head import token_logprobs
@@ -129,9 +130,7 @@ def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softma
     temperature: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(
-        head._CHUNK_BYTES, "cpu", 3 * 4 * 11
-    )  # three rows of an 11-word vocabulary: chunks of 3, 3 and 1
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 3 * 4 * 11)  # three rows of an 11-word vocabulary: chunks of 3, 3 and 1
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
     weight = torch.randn(11, 5, generator=generator, requires_grad=True)
@@ -160,8 +159,8 @@ def test_log_probs_of_tokens_that_fp32_gives_no_probability_are_exact() -> None:
 def test_kept_logits_give_the_gradient_of_computing_them_again(
     room: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(head._CHUNK_BYTES, "cpu", 3 * 4 * 11)
-    monkeypatch.setitem(head._KEPT_BYTES, "cpu", room * 4 * 11)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 3 * 4 * 11)
+    monkeypatch.setitem(KEPT_BYTES, "cpu", room * 4 * 11)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
     weight = torch.randn(11, 5, generator=generator, requires_grad=True)
@@ -222,8 +221,8 @@ def wide_sums(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_products_that_are_added_up_in_place_give_the_gradients_of_a_full_log_softmax(
     wide_sums: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(head._CHUNK_BYTES, "cpu", 3 * 4 * 11)  # 7 rows in chunks of 3, 3 and 1
-    monkeypatch.setitem(head._KEPT_BYTES, "cpu", 0)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 3 * 4 * 11)  # 7 rows in chunks of 3, 3 and 1
+    monkeypatch.setitem(KEPT_BYTES, "cpu", 0)
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 5, generator=generator).bfloat16().requires_grad_() for n in (7, 11))
     targets, pull = torch.tensor([0, 10, 3, 3, 7, 1, 9]), torch.randn(7, generator=generator)
@@ -240,8 +239,8 @@ def test_products_that_are_added_up_in_place_give_the_gradients_of_a_full_log_so
 
 
 def test_log_probs_of_a_large_vocabulary_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(head._CHUNK_BYTES, "cpu", 4 * 50_000 * 4)
-    monkeypatch.setitem(head._KEPT_BYTES, "cpu", 8 * 50_000 * 4)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 50_000 * 4)
+    monkeypatch.setitem(KEPT_BYTES, "cpu", 8 * 50_000 * 4)
     hidden, weight = torch.randn(64, 4, requires_grad=True), torch.randn(50_000, 4, requires_grad=True)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         token_logprobs(hidden, weight, torch.arange(64), entropy=False)[0].sum().backward()

@@ -12,9 +12,9 @@ import pytest
 
 from rlep import PoolClient
 from rlep.core.errors import DataError, PoolError, RecordRefused
+from rlep.core.files import sha256_of
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.files import export_rows, parquet_shards
-from rlep.services.pool.files.manifest import sha256_of
 from rlep.services.pool.files.records import export_records, import_records
 from rlep.services.pool.storage.store import NewRecord
 from tests.services.conftest import MakeTrajectory, OpenClient, OpenPool

@@ -16,7 +16,8 @@ import pytest
 
 from rlep import PoolClient
 from rlep.core.errors import DataError, PoolError
-from rlep.services.pool.files.manifest import MAX_SHARD, sha256_of
+from rlep.core.files import sha256_of
+from rlep.services.pool.files.manifest import MAX_SHARD
 from rlep.services.pool.files.parquet_shards import SCHEMA, _table, read_parquet
 from rlep.services.pool.files.records import export_records, import_records
 

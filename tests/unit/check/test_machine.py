@@ -136,6 +136,8 @@ def test_a_gpu_that_is_shared_is_counted_once(gpu: dict[str, str]) -> None:
     assert (finding.level, finding.detail) == ("ok", "1 here, the actors ask for 1")
     (finding,) = found(load_config([], both), "GPUs")
     assert (finding.level, finding.detail) == ("wrong", "1 here, the actors ask for 2")
+    (finding,) = found(load_config([], ["generator.gpus=1", "verifier.gpus=0.5"]), "GPUs")
+    assert (finding.level, finding.detail) == ("wrong", "1 here, the actors ask for 1.5")
 
 
 @pytest.mark.parametrize(("mib", "level"), [("81559", "ok"), ("2048", "wrong")])

@@ -42,7 +42,7 @@ def test_a_run_without_a_completed_step_leaves_its_directory_to_any_other(tmp_pa
     assert not store.resumed
     assert (tmp_path / "evaluations.jsonl").read_text() == ""
     assert json.loads((tmp_path / "config.json").read_text())["update"]["lr"] == 1.0
-    assert json.loads((tmp_path / "manifest.json").read_text())["phase"] == facts.phase
+    assert json.loads((tmp_path / "manifest.json").read_text())["command"] == facts.command
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "config.json"])

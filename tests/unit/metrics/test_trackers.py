@@ -16,7 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlep.core.errors import ConfigError
-from rlep.metrics.trackers import BATCH, PACKAGES, TensorBoardTracker, _remember, mlflow_name, open_trackers
+from rlep.metrics.trackers import BATCH, PACKAGES, TensorBoardTracker, mlflow_name, open_trackers
 from tests.unit.actors.web_answers import served_by
 from tests.waiting import wait_until
 
@@ -185,18 +185,3 @@ def test_tensorboard_shows_a_step_that_is_done_again_once(tmp_path: Path) -> Non
         (3, 14.0),
         (4, 15.0),
     ]
-
-
-def test_a_run_id_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    known = tmp_path / "wandb.id"
-    with monkeypatch.context() as process:
-        process.setattr(Path, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            _remember(known, "a1b2")
-    assert not known.exists()
-    _remember(known, "a1b2")
-    assert [path.name for path in tmp_path.iterdir()] == ["wandb.id"]
-    assert known.read_text() == "a1b2"

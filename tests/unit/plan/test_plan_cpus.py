@@ -8,7 +8,7 @@ import pytest
 
 from rlep.config.schema import Config
 from rlep.config.settings import load_config, parse_config
-from rlep.plan.cpus import cpu_shortage, wanted_cpus
+from rlep.plan.devices import cpu_shortage, wanted_cpus
 
 
 def config_of(**sections: dict[str, Any]) -> Config:

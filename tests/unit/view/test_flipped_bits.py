@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlep.core.errors import DataError
-from rlep.driver.wings.rollout_files import write_whole
+from rlep.driver.wings.rollout_files import write_tables
 from rlep.view.rollouts import read_rows
 
 COLUMNS = {"reward": [1.0, -1.0, 0.5], "prompt_id": ["a", "b", "c"]}
@@ -20,7 +20,7 @@ COLUMNS = {"reward": [1.0, -1.0, 0.5], "prompt_id": ["a", "b", "c"]}
 @pytest.mark.parametrize("column", range(len(COLUMNS)))
 def test_a_bit_flipped_in_a_rollout_file_is_found_when_it_is_read(tmp_path: Path, column: int) -> None:
     path = tmp_path / "step-000001.parquet"
-    write_whole(path, [pa.table(COLUMNS)])
+    write_tables(path, [pa.table(COLUMNS)])
     run: Any = SimpleNamespace(file=lambda *_: path)
     rows = read_rows(run, ("rollouts", path.name), tuple(COLUMNS))
     assert rows == [dict(zip(COLUMNS, row, strict=True)) for row in zip(*COLUMNS.values(), strict=True)]

@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RlepError
-from rlep.core.files import replace_with
+from rlep.core.files import write_whole
 from rlep.core.paths import read_own
 from rlep.services.pool.embedded.append_only import cut_unfinished, damage
 from rlep.services.pool.embedded.trusted_files import check_append_only, check_files
@@ -287,9 +287,9 @@ class EmbeddedRedis:
     def _write_settings(self) -> None:
         """The password once, the settings at every start, each readable by this user only."""
         if not self.password_file.exists():
-            _write_private(self.password_file, secrets.token_hex(32))
+            write_whole(self.password_file, secrets.token_hex(32), private=True)
         settings = _SETTINGS.format(password=self._password(), maxmemory=self._maxmemory)
-        _write_private(self.directory / "redis.conf", settings)
+        write_whole(self.directory / "redis.conf", settings, private=True)
 
     def _answers(self) -> bool:
         if not self.password_file.exists():
@@ -360,12 +360,6 @@ def socket_path(directory: Path, name: str) -> Path:
     direct = directory / name
     plain = len(os.fsencode(direct)) <= _SOCKET_PATH and not set("%?#") & set(str(direct))  # gRPC reads a URI
     return direct if plain else _short_link(directory) / name
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Replace a file as a whole, readable by this user only from its first byte on."""
-    with replace_with(path, private=True) as fresh:
-        fresh.write_text(text)
 
 
 def _short_link(directory: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import stat
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import DataError
-from rlep.core.files import replace_with
+from rlep.core.files import sha256_of, write_whole
 
 NAME = "manifest.json"
 FORMAT, VERSION, KIND = "rlep-pool", 1, "parquet"
@@ -75,8 +74,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     tree = asdict(manifest)
     if manifest.vocabulary is None:
         del tree["vocabulary"]
-    with replace_with(directory / NAME) as part:
-        part.write_text(json.dumps({"format": FORMAT, "version": VERSION, "kind": KIND} | tree, indent=1))
+    write_whole(directory / NAME, json.dumps({"format": FORMAT, "version": VERSION, "kind": KIND} | tree, indent=1))
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -153,12 +151,6 @@ def archive_kind(path: Path) -> str | None:
     if head[_TAR_AT:] == b"ustar":
         return "tar"
     return next((kind for magic, kind in _ARCHIVES.items() if head.startswith(magic)), None)
-
-
-def sha256_of(path: Path) -> str:
-    """Of a file's bytes, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_fields(path: Path, tree: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:

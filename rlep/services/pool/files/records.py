@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlep.core.errors import DataError, PoolError, RecordRefused
+from rlep.core.files import sha256_of
 from rlep.services.pool.files.export_rows import ExportRow, line_from, line_of
 from rlep.services.pool.files.imported import Imported
 from rlep.services.pool.files.manifest import (
@@ -24,7 +25,6 @@ from rlep.services.pool.files.manifest import (
     Shard,
     check_shard,
     read_manifest,
-    sha256_of,
     write_manifest,
 )
 from rlep.services.pool.files.parquet_shards import read_parquet, write_parquet

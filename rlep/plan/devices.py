@@ -1,8 +1,9 @@
-"""CPUs that a run's actors ask for against those there are, and the keys that help where they are too few."""
+"""CPUs and GPUs that a run's actors ask for, and the keys that help where there are too few CPUs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from rlep.config.roles import ActorConfig
 from rlep.config.schema import Config
@@ -10,7 +11,17 @@ from rlep.config.schema import Config
 
 def wanted_cpus(config: Config, *, learns: bool = True) -> float:
     """CPUs that all actors reserve together; without ``learns`` there is no learner, as in ``collect`` and ``evaluate``."""
-    asked = {name: count * role.cpus for name, (_, count, role) in _roles(config, learns=learns).items()}
+    return _wanted(config, learns, lambda role: role.cpus)
+
+
+def wanted_gpus(config: Config, *, learns: bool = True) -> float:
+    """GPUs that they reserve together, likewise."""
+    return _wanted(config, learns, lambda role: role.gpus)
+
+
+def _wanted(config: Config, learns: bool, each: Callable[[ActorConfig], float]) -> float:
+    """All of what ``each`` actor of a role asks for; what generators and learners share is counted once."""
+    asked = {name: count * each(role) for name, (_, count, role) in roles_of(config, learns=learns).items()}
     shared = learns and config.cluster.placement == "colocated"
     return sum(asked.values()) - (min(asked["generator"], asked["learner"]) if shared else 0.0)
 
@@ -20,7 +31,7 @@ def cpu_shortage(config: Config, have: int, *, learns: bool = True) -> str:
     wanted = wanted_cpus(config, learns=learns)
     if wanted <= have:
         return ""
-    roles = _roles(config, learns=learns)
+    roles = roles_of(config, learns=learns)
     asking = ", ".join(f"{name} {count} x {role.cpus:g}" for name, (_, count, role) in roles.items() if role.cpus)
     remedies = []
     if config.cluster.placement == "split":
@@ -41,7 +52,7 @@ def _least(role: str) -> float:
     return 0.0 if role in ("verifier", "environment") else 0.5
 
 
-def _roles(config: Config, *, learns: bool) -> dict[str, tuple[str, int, ActorConfig]]:
+def roles_of(config: Config, *, learns: bool = True) -> dict[str, tuple[str, int, ActorConfig]]:
     """Section → its key of how many actors, their number, and what each asks for."""
     roles: dict[str, tuple[str, int, ActorConfig]] = {
         "generator": ("count", config.generator.count, config.generator),
