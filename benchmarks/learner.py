@@ -42,7 +42,7 @@ from rlep.algorithms.packing import take
 from rlep.config.schema import Config
 from rlep.core.types import SequenceBatch
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.learner.update_report import model_flops
+from rlep.engines.learner.update_cost import model_flops
 
 SEQUENCES, GROUP, SHORTEST, LONGEST, PROMPT = 128, 8, 20, 250, 10
 PADDED_ROWS = 16

@@ -87,7 +87,7 @@ def wanted_of(model: Path, teacher: Path, batch: SequenceBatch) -> tuple[float, 
 def test_a_teacher_of_the_policys_own_weights_has_nothing_to_teach(dtype: str, start: Start, model: Path) -> None:
     """To the bit, though the policy's shards are in float32 and the teacher's in the compute type."""
     report = start(loss=distilled(model), learner={"dtype": dtype}).update(ragged_batch(), rollout=0)
-    assert (report.loss, report.grad_norm, report.stats["fresh/reference_kl"]) == (0.0, 0.0, 0.0)
+    assert (report.loss, report.grad_norm, report.sources["fresh/reference_kl"]) == (0.0, 0.0, 0.0)
 
 
 def test_without_rewards_the_loss_is_the_kl_to_the_larger_teacher_on_fresh_and_replayed_tokens(
@@ -122,7 +122,7 @@ def test_two_ranks_beside_replays_and_rewards_add_the_kl_to_the_policys_loss(
     assert both["loss"] == pytest.approx(0.25 * rewarded["loss"] + loss, rel=1e-6)
     summed = {name: 0.25 * of_rewards[name].double() + of_kl[name] for name in of_kl}
     assert relative_error(of_both, summed) < 1e-6
-    assert both["stats"]["replay/reference_kl"] > 0.1
+    assert both["sources"]["replay/reference_kl"] > 0.1
 
 
 def test_with_adapters_the_teacher_and_not_the_base_model_is_the_reference(
