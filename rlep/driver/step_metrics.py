@@ -42,8 +42,7 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     values["selection/discarded"] = outcome.step.refills.sampled - outcome.step.refills.kept
     if groups:
         scores = np.concatenate([ready.rewards.scores for ready in outcome.mini_batches])
-        advantages = np.concatenate([ready.batch.advantages for ready in outcome.mini_batches])
-        stats = rollout_stats(groups, scores, advantages, max_replays=count_wanted(outcome.step))
+        stats = rollout_stats(groups, scores, max_replays=count_wanted(outcome.step))
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
         values |= _staleness(outcome, groups) | _correction(outcome)
         if outcome.step.refills.rounds:
@@ -58,7 +57,7 @@ def _rollout(outcome: StepOutcome, sampled: Sequence[Group]) -> dict[str, Metric
     members = [member for group in sampled for member in group.members]
     config = outcome.step.run.config
     scores = rewards(members, config.reward, config.rollout.max_tokens).scores
-    stats = rollout_stats(sampled, scores, np.zeros(len(members)), max_replays=0).fresh
+    stats = rollout_stats(sampled, scores, max_replays=0).fresh
     fresh = [member for group in sampled for member in group.fresh]
     values: dict[str, MetricValue] = {
         "rollout/prompts": len(sampled),
