@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from rlep.algorithms.packing import plain_batch
 from rlep.core.types import SequenceBatch
 from rlep.engines.learner.rank import LearnerRank
 from tests.engines.learner.learner_cases import (
@@ -181,15 +182,7 @@ def test_a_student_that_samples_for_itself_comes_closer_to_its_teacher(
         prompts = torch.randint(0, VOCABULARY, (48, 3), generator=draw)
         tokens = sampled(student, prompts, draw)
         distances.append(distance(student, taught, tokens))
-        batch = SequenceBatch(
-            tokens=tokens.flatten().numpy().astype(np.int32),
-            offsets=np.arange(0, 48 * 9 + 1, 9),
-            prompt_lengths=np.full(48, 3, dtype=np.int32),
-            advantages=np.zeros(48, dtype=np.float32),
-            trained=np.ones(48, dtype=np.bool_),
-            groups=np.arange(48, dtype=np.int32),
-            replayed=np.zeros(48, dtype=np.bool_),
-        )
+        batch = plain_batch(tokens.flatten().numpy(), [9] * 48, [3] * 48)
         learner.update(replace(batch, old_logprobs=learner.score(batch)), rollout=step)
     first, last = np.mean(distances[:3]), np.mean(distances[-3:])
     assert last < 0.75 * first, distances
