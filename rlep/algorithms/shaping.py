@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlep.config.training import RewardConfig
 from rlep.core.errors import ConfigError
 from rlep.core.types import BoolArray, Float64Array, Trajectory
+
+if TYPE_CHECKING:  # the public ``overlong_penalty`` needs no pydantic
+    from rlep.config.training import RewardConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
