@@ -28,7 +28,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from rlep.algorithms.packing import plain_batch
 from rlep.config.roles import LearnerConfig
 from rlep.config.schema import Config
 from rlep.core.output_head import CHUNK_BYTES
@@ -109,14 +110,11 @@ def update_of(size: Size) -> SequenceBatch:
     drawn = rng.lognormal(np.log(size.longest / 4), 0.7, size=size.sequences)
     responses = np.clip(drawn, 2, size.longest).astype(np.int64)
     total = int(responses.sum())
-    return SequenceBatch(
-        tokens=rng.integers(0, size.config.vocab_size, size=total + size.prompt * size.sequences).astype(np.int32),
-        offsets=np.concatenate([[0], np.cumsum(responses + size.prompt)]).astype(np.int64),
-        prompt_lengths=np.full(size.sequences, size.prompt, dtype=np.int32),
+    tokens = rng.integers(0, size.config.vocab_size, size=total + size.prompt * size.sequences)
+    return replace(
+        plain_batch(tokens, responses + size.prompt, np.full(size.sequences, size.prompt)),
         advantages=rng.normal(size=size.sequences).astype(np.float32),
-        trained=np.ones(size.sequences, dtype=np.bool_),
-        groups=(np.arange(size.sequences) // 16).astype(np.int32),
-        replayed=np.zeros(size.sequences, dtype=np.bool_),
+        groups=np.arange(size.sequences, dtype=np.int32) // 16,
         old_logprobs=np.full(total, -np.log(size.config.vocab_size), dtype=np.float32),
     )
 

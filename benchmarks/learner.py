@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,11 +38,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from rlep.algorithms.packing import take
+from rlep.algorithms.packing import plain_batch, take
 from rlep.config.schema import Config
 from rlep.core.types import SequenceBatch
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.learner.update_report import model_flops
+from rlep.engines.learner.update_cost import model_flops
 
 SEQUENCES, GROUP, SHORTEST, LONGEST, PROMPT = 128, 8, 20, 250, 10
 PADDED_ROWS = 16
@@ -82,14 +82,10 @@ def ragged_batch(vocabulary: int, sequences: int = SEQUENCES) -> SequenceBatch:
     lengths = rng.integers(SHORTEST, LONGEST + 1, size=SEQUENCES)
     responses = int((lengths - PROMPT).sum())
     advantages = rng.normal(size=(SEQUENCES // GROUP, GROUP))
-    batch = SequenceBatch(
-        tokens=rng.integers(0, vocabulary, size=lengths.sum()).astype(np.int32),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        prompt_lengths=np.full(SEQUENCES, PROMPT, dtype=np.int32),
+    batch = replace(
+        plain_batch(rng.integers(0, vocabulary, size=lengths.sum()), lengths, np.full(SEQUENCES, PROMPT)),
         advantages=(advantages - advantages.mean(axis=1, keepdims=True)).reshape(-1).astype(np.float32),
-        trained=np.ones(SEQUENCES, dtype=np.bool_),
-        groups=(np.arange(SEQUENCES) // GROUP).astype(np.int32),
-        replayed=np.zeros(SEQUENCES, dtype=np.bool_),
+        groups=np.arange(SEQUENCES, dtype=np.int32) // GROUP,
         old_logprobs=rng.normal(-np.log(vocabulary), 0.1, size=responses).astype(np.float32),
     )
     return take(batch, np.arange(sequences))

@@ -97,7 +97,7 @@ class Engine:
 
     def __getattr__(self, method: str) -> Any:
         async def answer(*_: object) -> object:
-            return SamplerHealth(0, 0) if method == "health" else None
+            return SamplerHealth() if method == "health" else None
 
         return SimpleNamespace(remote=answer, options=lambda **_: SimpleNamespace(remote=self.stream))
 

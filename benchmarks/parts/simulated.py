@@ -85,7 +85,7 @@ def simulated_generator(devices: Devices) -> Any:
             pass
 
         async def health(self) -> SamplerHealth:
-            return SamplerHealth(self._version, 0)
+            return SamplerHealth()
 
         async def close(self) -> None:
             pass

@@ -166,10 +166,8 @@ class Rank:
     def update(self, batch: SequenceBatch, rollout: int, supervised: bool) -> UpdateOutcome | None:
         """Make one optimizer update by the RLEP loss, or by cross-entropy; only rank 0 returns the outcome."""
         step = self._learner.sft_update if supervised else self._learner.update
-        report = step(batch, rollout=rollout)
-        if self._rank:
-            return None
-        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
+        outcome = step(batch, rollout=rollout)
+        return None if self._rank else outcome
 
     def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> WeightUpdate | None:
         """Write the weights to shared memory in ``dtype``, or say what ``send`` will send to ``group``; writers return."""

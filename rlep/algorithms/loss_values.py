@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rlep.config.replay import OldLogprobs
 from rlep.config.training import LossConfig
-from rlep.core.errors import ConfigError, MixingError
+from rlep.core.errors import MixingError
 from rlep.core.types import BoolArray, Float32Array, Float64Array, Int64Array, Sampling, SequenceBatch, Trajectory
 
 
@@ -129,11 +129,6 @@ class Scoring:
     """Take log-probs computed in bfloat16 too: for a truncated weight, as trainers take those of their own sampler."""
 
 
-OldLogprobs = Literal["recompute", "behaviour", "unit"]
-"""``recompute``: under θ0, like fresh tokens, so the ratio starts at 1 (the authors). ``behaviour``: as stored, under
-the policy that generated the response. ``unit``: probability 1, so the ratio is π itself (LUFFY, arXiv 2504.14945)."""
-
-
 def old_logprobs(
     mode: OldLogprobs,
     batch: SequenceBatch,
@@ -150,11 +145,8 @@ def old_logprobs(
         scoring: how those came about.
 
     Raises:
-        ConfigError: an unknown mode.
         MixingError: ``behaviour`` with a replay whose stored log-probs are not comparable; the message says why.
     """
-    if mode not in get_args(OldLogprobs):
-        raise ConfigError(f"old log-probs {mode!r}: must be one of {', '.join(get_args(OldLogprobs))}")
     lengths = batch.sampled_lengths
     if len(members) != len(batch) or recomputed.shape != (int(lengths.sum()),):
         raise ValueError(

@@ -56,19 +56,33 @@ def sequence_batch(
 
 def answer_batch(answers: Sequence[tuple[Prompt, Trajectory]]) -> SequenceBatch:
     """Stored responses laid end to end, to be scored or imitated: each a group of its own, with advantage 0."""
-    count = len(answers)
     pieces = [piece for prompt, member in answers for piece in (prompt.tokens, member.tokens)]
     lengths = [len(prompt.tokens) + len(member.tokens) for prompt, member in answers]
-    return SequenceBatch(
-        tokens=np.concatenate(pieces).astype(np.int32, copy=False) if pieces else np.zeros(0, np.int32),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        prompt_lengths=np.array([len(prompt.tokens) for prompt, _ in answers], dtype=np.int32),
-        advantages=np.zeros(count, np.float32),
-        trained=np.ones(count, np.bool_),
-        groups=np.arange(count, dtype=np.int32),
-        replayed=np.ones(count, np.bool_),
+    return replace(
+        plain_batch(np.concatenate(pieces) if pieces else (), lengths, [len(prompt.tokens) for prompt, _ in answers]),
+        replayed=np.ones(len(answers), np.bool_),
         behaviour_logprobs=_behaviour([member for _, member in answers]),
         sampled=_sampled(answers),
+    )
+
+
+def plain_batch(tokens: ArrayLike, lengths: ArrayLike, prompt_lengths: ArrayLike) -> SequenceBatch:
+    """Lay sequences end to end: fresh and trained ones, each a group of its own, with advantage 0.
+
+    Args:
+        tokens: ``[N]``.
+        lengths: of the sequences, prompts included, ``[S]``.
+        prompt_lengths: ``[S]``.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return SequenceBatch(
+        tokens=np.asarray(tokens, dtype=np.int32),
+        offsets=np.concatenate([np.zeros(1, np.int64), ends]),
+        prompt_lengths=np.asarray(prompt_lengths, dtype=np.int32),
+        advantages=np.zeros(len(ends), np.float32),
+        trained=np.ones(len(ends), np.bool_),
+        groups=np.arange(len(ends), dtype=np.int32),
+        replayed=np.zeros(len(ends), np.bool_),
     )
 
 
@@ -78,7 +92,7 @@ def take(batch: SequenceBatch, indices: ArrayLike) -> SequenceBatch:
     starts, lengths = batch.offsets[:-1][chosen], np.diff(batch.offsets)[chosen]
     sampled = batch.sampled_lengths
     sampled_starts = np.concatenate([[0], np.cumsum(sampled)])[:-1][chosen]
-    within, at = _ranges(starts, lengths), _ranges(sampled_starts, sampled[chosen])  # [N], [R]
+    within, at = spans(starts, lengths), spans(sampled_starts, sampled[chosen])  # [N], [R]
     return SequenceBatch(
         tokens=batch.tokens[within],
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -93,6 +107,12 @@ def take(batch: SequenceBatch, indices: ArrayLike) -> SequenceBatch:
         counted=None if batch.counted is None else batch.counted[chosen],
         sampled=None if batch.sampled is None else batch.sampled[within],
     )
+
+
+def spans(starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    """The concatenation of ``arange(start, start + length)`` over all pairs, ``[sum(lengths)]``."""
+    shift = starts - (np.cumsum(lengths) - lengths)
+    return np.repeat(shift, lengths) + np.arange(lengths.sum(), dtype=np.int64)
 
 
 def updates(prompts: int, prompts_per_update: int) -> tuple[range, ...]:
@@ -188,12 +208,6 @@ def _deal(bins: list[list[int]], costs: Float64Array, ranks: int) -> Assignment:
             dealt[rank].append(np.array(sorted(bins[index]), dtype=np.int64))
             load[rank] += work[index]
     return tuple(tuple(micro_batches) for micro_batches in dealt)
-
-
-def _ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
-    """``starts[0], starts[0] + 1, …`` for every range, end to end."""
-    shift = starts - np.concatenate([[0], np.cumsum(lengths)])[:-1]
-    return np.repeat(shift, lengths) + np.arange(lengths.sum(), dtype=np.int64)
 
 
 def _replayed(group: Group) -> BoolArray:

@@ -27,8 +27,6 @@ class SourceStats:
     """Share cut at the token limit."""
     length: float
     """Mean number of tokens that the policy sampled."""
-    advantage_mass: float
-    """Its share of Σ |A_i| · tokens over both sources: how much of the update's pull it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +45,17 @@ class RolloutStats:
     """Groups whose scores are all equal."""
 
 
-def rollout_stats(
-    groups: Sequence[Group], scores: ArrayLike, advantages: ArrayLike, *, max_replays: int
-) -> RolloutStats:
-    """Count groups and their members; ``scores`` and ``advantages`` are ``[S]``, in the order of the groups' members."""
+def rollout_stats(groups: Sequence[Group], scores: ArrayLike, *, max_replays: int) -> RolloutStats:
+    """Count groups and their members; ``scores`` are ``[S]``, in the order of the groups' members."""
     members = [member for group in groups for member in group.members]
     ids = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
     replayed = np.array([at >= len(g.fresh) for g in groups for at in range(len(g.members))], dtype=np.bool_)
     lengths = np.array([member.sampled_length for member in members], dtype=np.float64)
     correct = np.array([member.correct for member in members], dtype=np.float64)
     truncated = np.array([member.finish_reason == "length" for member in members], dtype=np.float64)
-    values, pull = np.asarray(scores, dtype=np.float64), np.abs(np.asarray(advantages, dtype=np.float64))
-    if values.shape != lengths.shape or pull.shape != lengths.shape:
-        raise ValueError(f"scores {values.shape} and advantages {pull.shape} for {len(members)} trajectories")
-    pull = pull * lengths
+    values = np.asarray(scores, dtype=np.float64)
+    if values.shape != lengths.shape:
+        raise ValueError(f"scores {values.shape} for {len(members)} trajectories")
     by_source = {
         name: SourceStats(
             sequences=int(rows.sum()),
@@ -69,7 +64,6 @@ def rollout_stats(
             score=_mean(values, rows),
             truncated=_mean(truncated, rows),
             length=_mean(lengths, rows),
-            advantage_mass=float(pull[rows].sum() / pull.sum()) if pull.any() else 0.0,
         )
         for name, rows in zip(SOURCES, (~replayed, replayed), strict=True)
     }

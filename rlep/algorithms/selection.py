@@ -1,4 +1,4 @@
-"""Choice of M of a prompt's n stored responses, of questions by their successes, and M over the steps.
+"""Choice of M of a prompt's n stored responses.
 
 Every choice is a pure function of (run seed, step, prompt id) and the candidates: the same in any order of prompts.
 """
@@ -6,21 +6,15 @@ Every choice is a pure function of (run seed, step, prompt id) and the candidate
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 
+from rlep.config.replay import Selection
 from rlep.core.draws import UInt64Array, draw_uniform, keyed_states, prompt_keys, random_words
 from rlep.core.errors import ConfigError
 from rlep.core.types import Int32Array, Int64Array, Trajectory
-
-Strategy = Literal[
-    "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
-]
-"""``uniform`` is the paper's."""
 
 _CLASS_STREAM = 1 << 32
 
@@ -50,7 +44,7 @@ class Candidate:
 
 
 def select(
-    strategy: Strategy, candidates: Sequence[Candidate], count: int, *, prompt_id: str, seed: int, step: int
+    strategy: Selection, candidates: Sequence[Candidate], count: int, *, prompt_id: str, seed: int, step: int
 ) -> tuple[int, ...]:
     """Choose min(count, n) of one prompt's n candidates; ties are broken uniformly by the same seeded hash.
 
@@ -58,10 +52,8 @@ def select(
     digests as it can, the digests drawn uniformly, before it takes a second of any.
 
     Raises:
-        ConfigError: an unknown strategy, or one whose input the candidates lack.
+        ConfigError: a strategy whose input the candidates lack.
     """
-    if strategy not in get_args(Strategy):
-        raise ConfigError(f"selection strategy {strategy!r}: must be one of {', '.join(get_args(Strategy))}")
     if count < 0:
         raise ValueError(f"count = {count}: must not be negative")
     if strategy == "uniform":
@@ -80,35 +72,6 @@ def reasoning_digest(tokens: Int32Array, *, tail: int = 64) -> str:
     """A name for the final reasoning of a response: the hash of its last ``tail`` token ids."""
     final = np.ascontiguousarray(tokens[-tail:], dtype="<i4").tobytes()
     return hashlib.blake2b(final, digest_size=16, person=b"rlep.tail").hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaySchedule:
-    """M over the steps."""
-
-    count: int = 2
-    """M at the first step."""
-    kind: Literal["constant", "linear"] = "constant"
-    """``linear`` goes from ``count`` to ``final`` over ``steps`` steps and stays there."""
-    final: int = 0
-    """M at the end of a linear schedule."""
-    steps: int = 0
-    """Length of a linear schedule in steps."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("constant", "linear"):
-            raise ConfigError(f"replay schedule {self.kind!r}: must be constant or linear")
-        if self.count < 0 or self.final < 0:
-            raise ConfigError(f"replay schedule from {self.count} to {self.final}: neither may be negative")
-        if self.kind == "linear" and self.steps < 1:
-            raise ConfigError(f"steps = {self.steps}: a linear replay schedule needs its length in steps")
-
-    def at(self, step: int) -> int:
-        """M of a step (0, 1, …), rounded half up."""
-        if self.kind == "constant":
-            return self.count
-        done = min(max(step, 0) / self.steps, 1.0)
-        return math.floor(self.count + (self.final - self.count) * done + 0.5)
 
 
 def _mean_logprob(candidate: Candidate) -> float:

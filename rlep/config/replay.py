@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal, Self
 
@@ -26,6 +27,13 @@ _NO_TERMS = (
 )
 _TERMS = {"old_logprobs": "recompute", "weight": 1, "imitation": 0, "divergence": 0, "failed": 0, "require": False}
 """Keys about replayed tokens at their defaults; ``shaping`` needs other ``old_logprobs``, ``correction`` is checked apart."""
+
+Selection = Literal[
+    "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
+]
+OldLogprobs = Literal["recompute", "behaviour", "unit"]
+"""``recompute``: under θ0, like fresh tokens, so the ratio starts at 1 (the authors). ``behaviour``: as stored, under
+the policy that generated the response. ``unit``: probability 1, so the ratio is π itself (LUFFY, arXiv 2504.14945)."""
 
 
 def plain_sampling(when: tuple[object, ...] = (), **conditions: tuple[object, ...]) -> Iterable[Rule]:
@@ -76,9 +84,7 @@ class ReplayConfig(Section):
     )
     """``add``: a group is G fresh responses and m ≤ M replays (paper). ``replace``: of G in all, m are replays. ``prefix``: all G
     go on from the beginning of one, which is context and not trained."""
-    selection: Literal[
-        "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
-    ] = option(
+    selection: Selection = option(
         "uniform",
         requires=[
             needs("replay.source", "live", "both", when=("newest",), because='"recent" goes by the clock'),
@@ -113,7 +119,7 @@ class ReplayConfig(Section):
     """Fail when a prompt has fewer than M stored responses, instead of training a smaller group."""
     only_below: float | None = option(None, gt=0, le=1)
     """Replay only for prompts whose share of fresh successes is below this; None (``"none"`` in TOML) replays for all (paper)."""
-    old_logprobs: Literal["recompute", "behaviour", "unit"] = option(
+    old_logprobs: OldLogprobs = option(
         "recompute", requires=plain_sampling(when=("behaviour",), source=("live", "both"))
     )
     """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
@@ -170,6 +176,14 @@ class ReplayConfig(Section):
     ``render`` trains them after this run's prompt. Those that do not say, such as imported texts, are always taken so."""
     failed: Count = option(0, requires=[_COUNT], excludes=[_OFFLINE])
     """Wrong responses mixed in beside the M successes; ``collection.failed`` stores them (paper's ablation: no gain)."""
+
+    def count_at(self, step: int, steps: int) -> int:
+        """Return M of a step (0, 1, …) of a run of ``steps``, rounded half up."""
+        if step < self.start_step:
+            return 0
+        if self.schedule == "constant":
+            return self.count
+        return math.floor(self.count - self.count * min(step / steps, 1.0) + 0.5)
 
     @field_validator("only_below", mode="before")
     @classmethod

@@ -406,7 +406,7 @@ class UpdateCost:
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """One optimizer step, as all ranks saw it."""
+    """One optimizer step, as all ranks saw it but for the cost, which is a rank's own."""
 
     loss: float
     grad_norm: float

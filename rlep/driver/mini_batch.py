@@ -16,7 +16,7 @@ from rlep.algorithms.advantages import (
 )
 from rlep.algorithms.loss_values import Scoring, old_logprobs, stored_logprobs
 from rlep.algorithms.packing import sequence_batch
-from rlep.algorithms.shaping import Rewards, Shaping, rewards, status_rewards
+from rlep.algorithms.shaping import Rewards, rewards
 from rlep.config.schema import Config
 from rlep.core.types import Float32Array, Float64Array, Group, Int64Array
 from rlep.driver.context import Run
@@ -26,7 +26,7 @@ from rlep.driver.values import MiniBatch, ScoredMiniBatch
 def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
     """Compute rewards of every member, and advantages over each mixed group."""
     members = [member for group in groups for member in group.members]
-    graded = rewards(members, shaping_of(run.config))
+    graded = rewards(members, run.config.reward, run.config.rollout.max_tokens)
     numbers = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
     trained, regularised, counted, rule = graded.trained, None, None, run.config.advantage
     if rule.drop_constant:
@@ -62,18 +62,6 @@ def with_old_logprobs(run: Run, ready: MiniBatch, current: Float32Array) -> Scor
                 stored_logprobs(member, scoring)  # says why they may not be compared with θ_k's
     old = old_logprobs(rule.old_logprobs, ready.batch, members, current, scoring)
     return ScoredMiniBatch(ready.groups, ready.rewards, replace(ready.batch, old_logprobs=old), current)
-
-
-def shaping_of(config: Config) -> Shaping:
-    """Return the reward rule of a config."""
-    reward = config.reward
-    return Shaping(
-        rewards=status_rewards(correct=reward.correct, wrong=reward.otherwise),
-        max_length=config.rollout.max_tokens,
-        buffer=reward.overlong_buffer,
-        factor=reward.overlong_factor,
-        mask_truncated=reward.mask_truncated,
-    )
 
 
 def advantages_of(config: Config, graded: Rewards, groups: Int64Array) -> Float64Array:

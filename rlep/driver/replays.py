@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlep.algorithms.packing import answer_batch
-from rlep.algorithms.selection import Candidate, ReplaySchedule, select
+from rlep.algorithms.selection import Candidate, select
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, MixingError
 from rlep.core.seeds import seed_for
@@ -42,13 +42,6 @@ def choose_method(config: Config) -> ReplayMethod:
             "generated"
         )
     return kind(seed=config.run.seed, fresh=config.rollout.fresh, options=config.replay.options)
-
-
-def replays_at(config: Config, step: int) -> int:
-    """Return M of a step."""
-    if step < config.replay.start_step:
-        return 0
-    return ReplaySchedule(config.replay.count, config.replay.schedule, steps=config.run.steps).at(step)
 
 
 def count_wanted(step: Step) -> int:

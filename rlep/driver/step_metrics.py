@@ -13,7 +13,6 @@ from rlep.algorithms.loss_values import SOURCES
 from rlep.algorithms.rollout_stats import RolloutStats, part_means, rollout_stats, token_staleness
 from rlep.algorithms.shaping import rewards
 from rlep.core.types import LATENCY_BOUNDS, STATUSES, Group, UpdateCost, UpdateOutcome, Verdict
-from rlep.driver.mini_batch import shaping_of
 from rlep.driver.replays import count_wanted
 from rlep.driver.step import StepOutcome
 from rlep.metrics.catalogue import MetricValue
@@ -43,8 +42,7 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     values["selection/discarded"] = outcome.step.refills.sampled - outcome.step.refills.kept
     if groups:
         scores = np.concatenate([ready.rewards.scores for ready in outcome.mini_batches])
-        advantages = np.concatenate([ready.batch.advantages for ready in outcome.mini_batches])
-        stats = rollout_stats(groups, scores, advantages, max_replays=count_wanted(outcome.step))
+        stats = rollout_stats(groups, scores, max_replays=count_wanted(outcome.step))
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
         values |= _staleness(outcome, groups) | _correction(outcome)
         if outcome.step.refills.rounds:
@@ -57,8 +55,9 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
 def _rollout(outcome: StepOutcome, sampled: Sequence[Group]) -> dict[str, MetricValue]:
     """The fresh rollouts of all groups, those that dynamic sampling dropped among them."""
     members = [member for group in sampled for member in group.members]
-    scores = rewards(members, shaping_of(outcome.step.run.config)).scores
-    stats = rollout_stats(sampled, scores, np.zeros(len(members)), max_replays=0).fresh
+    config = outcome.step.run.config
+    scores = rewards(members, config.reward, config.rollout.max_tokens).scores
+    stats = rollout_stats(sampled, scores, max_replays=0).fresh
     fresh = [member for group in sampled for member in group.fresh]
     values: dict[str, MetricValue] = {
         "rollout/prompts": len(sampled),
@@ -71,7 +70,7 @@ def _rollout(outcome: StepOutcome, sampled: Sequence[Group]) -> dict[str, Metric
         "rollout/truncated": stats.truncated,
     }
     # A prefetched rollout also waits behind earlier ones: its time does not measure its speed.
-    if not outcome.step.run.config.rollout.max_staleness and (seconds := outcome.step.clock.seconds.get("generate")):
+    if not config.rollout.max_staleness and (seconds := outcome.step.clock.seconds.get("generate")):
         values["rollout/tokens_per_second"] = stats.tokens / seconds
     return values | _verdicts([member.verdict for member in fresh])
 

@@ -20,7 +20,6 @@ from rlep.driver.context import Run, Step, Trainers
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
 from rlep.driver.idle import IdleSteps
 from rlep.driver.live_replay import LiveReplay
-from rlep.driver.replays import replays_at
 from rlep.driver.run_directory import RunDirectory, how_to_accept
 from rlep.driver.run_state import RunState, run_metrics
 from rlep.driver.step import StepOutcome, run_step
@@ -205,7 +204,7 @@ class Training:
             taken = [position[prompt.id] for prompt in used]
             return self._prompts(self._order.refill(step, round_number, count, taken))
 
-        replays = replays_at(self._run.config, step)
+        replays = self._run.config.replay.count_at(step, self._run.config.run.steps)
         return Step(self._run, self._trainers, step, replays, more, used=self._state.used), prompts
 
     async def _evaluate(self, step: int) -> dict[str, MetricValue]:

@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from rlep.algorithms.live_draws import Births, draw_ids, seen
 from rlep.algorithms.mixing import check_replays
-from rlep.algorithms.selection import Candidate, ReplaySchedule, select
+from rlep.algorithms.selection import Candidate, select
 from rlep.config.replay import ReplayConfig
 from rlep.core.episodes import played_in
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
@@ -166,10 +166,11 @@ class Replayer:
             raise ConfigError('PoolClient(…, pool="") names no pool: give its name, e.g. pool="countdown"')
         if not origin.run or "\n" in origin.run:
             raise ConfigError(f"run = {origin.run!r}: a run needs a name of one line, which its records carry")
-        self._pool, self._origin, self._rule = pool, origin, rule
+        if rule.schedule == "linear" and steps < 1:
+            raise ConfigError(f"steps = {steps}: a linear replay schedule needs its length in steps")
+        self._pool, self._origin, self._rule, self._steps = pool, origin, rule, steps
         self._seed, self._success, self._away, self._restart = seed, success, away, restart
         self._method = replay_method(rule, seed)
-        self._schedule = ReplaySchedule(rule.count, rule.schedule, steps=steps)
         self._first, self._step = 0, -1
         self._begun, self._again = False, 0.0
         self._counts = Counts()
@@ -183,10 +184,6 @@ class Replayer:
         counts, self._counts = self._counts, Counts()
         return counts
 
-    def count_at(self, step: int) -> int:
-        """M of a step."""
-        return self._schedule.at(step) if step >= self._rule.start_step else 0
-
     def draw(self, step: int, prompts: Sequence[str]) -> Replays:
         """Draw at most M stored responses of each prompt, given by their ids; a prompt that has none is left out.
 
@@ -196,7 +193,7 @@ class Replayer:
             MixingError: a response that this model must not be trained on.
             DeadlineExceeded: the server does not answer, and ``away`` is ``stop``.
         """
-        count, prompt_ids = self.count_at(step), list(dict.fromkeys(prompts))
+        count, prompt_ids = self._rule.count_at(step, self._steps), list(dict.fromkeys(prompts))
         if self._step < 0 or step < self._step:  # a trainer may be trained again, or resume in the same process
             self._first, self._begun = step, False
             self._births.clear()

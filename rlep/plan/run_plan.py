@@ -10,7 +10,6 @@ from pathlib import Path
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.data.prompts import PromptReport, order_of
-from rlep.driver.replays import replays_at
 from rlep.plan.devices import roles_of, wanted_cpus, wanted_gpus
 from rlep.plan.fit import Fit, plan_fit
 from rlep.plan.host import HostPlan, plan_host
@@ -196,7 +195,7 @@ def read_collection(path: Path) -> PoolCoverage:
 
 def _step(config: Config, known: Known) -> StepPlan:
     rollout, update = config.rollout, config.update
-    replays = replays_at(config, config.replay.start_step)
+    replays = config.replay.count_at(config.replay.start_step, config.run.steps)
     epoch = None
     if known.data is not None:
         epoch = order_of(config, known.data).steps_per_epoch
@@ -222,7 +221,8 @@ def _step(config: Config, known: Known) -> StepPlan:
 
 
 def _replay(config: Config, pool: PoolCoverage | None) -> ReplayPlan:
-    fresh, count, minimum = config.rollout.fresh, replays_at(config, config.replay.start_step), config.replay.minimum
+    fresh, minimum = config.rollout.fresh, config.replay.minimum
+    count = config.replay.count_at(config.replay.start_step, config.run.steps)
     members = fresh + count if config.replay.group == "add" else fresh
     full = count / members
     if pool is None or not pool.questions:

@@ -17,10 +17,9 @@ from rlep.check.parts.synthetic import Rig
 from rlep.check.parts.transfer_checks import weights
 from rlep.config.settings import load_config
 from rlep.core.errors import ModelError
-from rlep.core.types import Float32Array, SequenceBatch
+from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.families import FAMILIES
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.learner.update_report import UpdateReport
 from rlep.plan.model_shape import TIED_UNLESS_STATED
 from tests.small import BASE
 
@@ -60,7 +59,7 @@ class Compared(LearnerRank):
             np.testing.assert_allclose(found, _scores(self._source, batch), atol=2e-5)
         return found
 
-    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateOutcome:
         """One that was applied."""
         report = super().update(batch, rollout=rollout)
         assert not report.skipped

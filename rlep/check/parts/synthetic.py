@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from rlep.algorithms.packing import plain_batch
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
 from rlep.core.types import Int32Array, SequenceBatch
@@ -80,16 +81,11 @@ class Rig:
         """Random sequences of these lengths, a third of each its prompt, groups of two with advantages 1 and -1."""
         vocabulary = int(AutoConfig.from_pretrained(self.model, trust_remote_code=False).vocab_size)
         draw = np.random.default_rng(seed)
-        prompts = np.maximum(1, np.array(lengths) // 3).astype(np.int32)
-        count = len(lengths)
-        return SequenceBatch(
-            tokens=draw.integers(0, vocabulary, size=sum(lengths)).astype(np.int32),
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            prompt_lengths=prompts,
-            advantages=np.where(np.arange(count) % 2, -1.0, 1.0).astype(np.float32),
-            trained=np.ones(count, dtype=np.bool_),
-            groups=(np.arange(count) // 2).astype(np.int32),
-            replayed=np.zeros(count, dtype=np.bool_),
+        tokens, numbers = draw.integers(0, vocabulary, size=sum(lengths)), np.arange(len(lengths), dtype=np.int32)
+        return replace(
+            plain_batch(tokens, lengths, np.maximum(1, np.array(lengths) // 3)),
+            advantages=np.where(numbers % 2, -1.0, 1.0).astype(np.float32),
+            groups=numbers // 2,
         )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from rlep.algorithms.packing import spans
 from rlep.core.errors import ModelError
 from rlep.core.types import Int64Array
 
@@ -38,14 +39,6 @@ class Layout:
     def reach(self, window: object) -> int | None:
         """Return the tokens that a token sees through a sliding ``window``; None if no window cuts off anything."""
         return window if isinstance(window, int) and window < self.longest else None
-
-
-def spans(starts: Int64Array, lengths: Int64Array) -> Int64Array:
-    """The concatenation of ``arange(start, start + length)`` over all pairs, ``[sum(lengths)]``."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    result: Int64Array = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
-    return result
 
 
 def layout_of(lengths: Int64Array, device: torch.device) -> Layout:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlep.algorithms.packing import take
+from rlep.algorithms.packing import plain_batch, spans, take
 from rlep.core.types import Int64Array, SequenceBatch, Value
-from rlep.engines.learner.attention import Layout, layout_of, spans
+from rlep.engines.learner.attention import Layout, layout_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,17 +73,8 @@ def pack_row(batch: SequenceBatch, sequences: Int64Array, device: torch.device) 
 
 def _filler() -> SequenceBatch:
     nothing = np.zeros(1, dtype=np.float32)
-    return SequenceBatch(
-        tokens=np.zeros(2, dtype=np.int32),
-        offsets=np.array([0, 2], dtype=np.int64),
-        prompt_lengths=np.ones(1, dtype=np.int32),
-        advantages=nothing,
-        trained=np.zeros(1, dtype=np.bool_),
-        groups=np.zeros(1, dtype=np.int32),
-        replayed=np.zeros(1, dtype=np.bool_),
-        old_logprobs=nothing,
-        behaviour_logprobs=nothing,
-    )
+    untrained = np.zeros(1, dtype=np.bool_)
+    return replace(plain_batch([0, 0], [2], [1]), trained=untrained, old_logprobs=nothing, behaviour_logprobs=nothing)
 
 
 def largest_update(ranks: int, micro_batch_tokens: int, longest: int, micro_batches: int = 3) -> SequenceBatch:
@@ -96,16 +87,6 @@ def largest_update(ranks: int, micro_batch_tokens: int, longest: int, micro_batc
     each = [longest] * max(1, micro_batch_tokens // longest)
     rest = micro_batch_tokens - sum(each)
     lengths = np.array((each + [rest] * (rest > 1)) * (micro_batches * ranks), dtype=np.int64)
-    count = len(lengths)
-    logprobs = np.zeros(lengths.sum() - count, dtype=np.float32)
-    return SequenceBatch(
-        tokens=np.zeros(lengths.sum(), dtype=np.int32),
-        offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]),
-        prompt_lengths=np.ones(count, dtype=np.int32),
-        advantages=np.zeros(count, dtype=np.float32),
-        trained=np.ones(count, dtype=np.bool_),
-        groups=np.arange(count, dtype=np.int32),
-        replayed=np.zeros(count, dtype=np.bool_),
-        old_logprobs=logprobs,
-        behaviour_logprobs=logprobs,
-    )
+    batch = plain_batch(np.zeros(lengths.sum()), lengths, np.ones_like(lengths))
+    logprobs = np.zeros(batch.sampled_lengths.sum(), dtype=np.float32)
+    return replace(batch, old_logprobs=logprobs, behaviour_logprobs=logprobs)

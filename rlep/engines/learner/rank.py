@@ -22,7 +22,7 @@ from rlep.algorithms.packing import Budget, pack, take
 from rlep.config.schema import Config
 from rlep.config.training import LossConfig
 from rlep.core.errors import UpdateError
-from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
+from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost, UpdateOutcome
 from rlep.engines.learner.background import BackgroundWriter
 from rlep.engines.learner.device_state import current_device, join_ranks, random_state, rank_mesh, set_random_state
 from rlep.engines.learner.full_weights import FullWeights
@@ -33,7 +33,7 @@ from rlep.engines.learner.packed_row import PackedRow, largest_update, pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, reshard
 from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, read_trainer, write_model, write_trainer
-from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory, reset_peak_memory
+from rlep.engines.learner.update_cost import model_flops, peak_flops, peak_memory, reset_peak_memory
 from rlep.engines.learner.weight_sender import (
     ChangeCheck,
     WeightSender,
@@ -118,7 +118,7 @@ class LearnerRank:
         with self._start.at_start_of(rollout):
             return self._no_grad_pass(batch, temperature=self._temperature)
 
-    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateOutcome:
         """One optimizer update on whole groups with their old log-probs.
 
         Args:
@@ -177,7 +177,7 @@ class LearnerRank:
         with base_model(self._policy):
             return self._policy(row, False, self._temperature)[0]
 
-    def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+    def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateOutcome:
         """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
         return self._step(batch, rollout, cross_entropy(batch))
 
@@ -317,26 +317,23 @@ class LearnerRank:
         *,
         entropy: bool = False,
         temperature: float = 1.0,
-    ) -> UpdateReport:
+    ) -> UpdateOutcome:
         started = time.perf_counter()
         index = rollout if self.config.update.unit == "rollouts" else self._updates
         # Counted even if it is skipped below, so that a continued run is at the same place of its schedule.
         self._updates += 1
-        trained = int(batch.sampled_lengths[batch.trained].sum())
         if not batch.sampled_lengths[batch.computed].any():
-            return UpdateReport("no tokens", lr=self._optimizer.lr_at(index))
+            return UpdateOutcome(0.0, 0.0, self._optimizer.lr_at(index), "no tokens", {})
         loss, sums = self._accumulate(batch, row_loss, entropy=entropy, temperature=temperature)
         step = self._optimizer.step(index)
         self._change.note(step)
-        return UpdateReport(
-            skipped="" if step.applied else "non-finite gradient",
+        return UpdateOutcome(
             loss=loss,
             grad_norm=step.grad_norm,
-            clipped=step.applied and step.grad_norm > self.config.update.clip_norm,
-            lr=step.lr,
-            trained_tokens=trained,
+            learning_rate=step.lr,
+            skipped="" if step.applied else "non-finite gradient",
             cost=self._cost(batch, time.perf_counter() - started),
-            stats=sums.metrics() if sums.sums.any() else {},
+            sources=sums.metrics() if sums.sums.any() else {},
         )
 
     def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:

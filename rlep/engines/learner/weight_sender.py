@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from rlep.algorithms.packing import plain_batch
 from rlep.core.errors import UpdateError
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch
 from rlep.engines.learner.full_weights import FullWeights
@@ -147,16 +148,9 @@ def scored_probes(
 
 def probe_batch(probes: Sequence[tuple[Int32Array, Int32Array]]) -> SequenceBatch:
     """(prompt ``[P]``, response ``[T]``) token ids as a batch to score."""
-    lengths = np.array([len(prompt) + len(response) for prompt, response in probes], dtype=np.int64)
-    return SequenceBatch(
-        tokens=np.concatenate([part for probe in probes for part in probe]).astype(np.int32),
-        offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]),
-        prompt_lengths=np.array([len(prompt) for prompt, _ in probes], dtype=np.int32),
-        advantages=np.zeros(len(probes), dtype=np.float32),
-        trained=np.zeros(len(probes), dtype=np.bool_),
-        groups=np.arange(len(probes), dtype=np.int32),
-        replayed=np.zeros(len(probes), dtype=np.bool_),
-    )
+    lengths = [len(prompt) + len(response) for prompt, response in probes]
+    tokens = np.concatenate([part for probe in probes for part in probe])
+    return plain_batch(tokens, lengths, [len(prompt) for prompt, _ in probes])
 
 
 def _exhaust(stream: Iterator[tuple[str, Tensor]]) -> None:

@@ -45,16 +45,12 @@ __all__ = ["Sampler", "SamplerHealth", "prepare_environment"]
 
 @dataclass(frozen=True, slots=True)
 class SamplerHealth:
-    """The state of a live sampler."""
+    """KV cache of a live sampler."""
 
-    policy_version: int | None
-    """The version it serves, None while it serves none."""
-    in_flight: int
-    """Responses being generated."""
     kv_use: float = 0.0
-    """Largest share of its KV cache in use since it was last asked."""
+    """Largest share of it in use since it was last asked."""
     preempted: int = 0
-    """Requests that it set back for lack of KV cache, and computes again, since then."""
+    """Requests that were set back for lack of it, and are computed again, since then."""
 
 
 class Sampler:
@@ -268,7 +264,7 @@ class Sampler:
         with engine_errors():
             await engine.check_health()
             await or_death(engine, first_of(engine.is_paused(), self._among_peers.wait()))
-        return SamplerHealth(self.policy_version, len(self._samples), *self._cache.take())
+        return SamplerHealth(*self._cache.take())
 
     async def close(self) -> None:
         """Stop the engine's processes and remove its files; running calls end with ``ActorLost``. Can be repeated."""

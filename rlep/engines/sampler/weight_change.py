@@ -7,7 +7,7 @@ were not confirmed is discarded and generated again. So the caller gets whole re
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from rlep.engines.sampler.requests import sample
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
     from vllm.outputs import CompletionOutput
-
-OnUpdate = Literal["wait", "keep", "abort"]
-"""Effect of an update on the responses being generated: it waits for them, or see above."""
 
 
 class WeightChange:

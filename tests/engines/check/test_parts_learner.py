@@ -18,10 +18,9 @@ from rlep.check.parts.memory_check import memory
 from rlep.check.parts.outcome import CheckFailed, call_all_apart
 from rlep.check.parts.synthetic import LAYERS, Rig, build_model
 from rlep.core.errors import ModelError
-from rlep.core.types import SequenceBatch
+from rlep.core.types import SequenceBatch, UpdateOutcome
 from rlep.engines.learner.attention import packed_attention
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.learner.update_report import UpdateReport
 from tests.engines.check.conftest import MODEL
 
 
@@ -46,7 +45,7 @@ def test_attention(rig: Rig, broken: Any) -> None:
 class KeepsToItself(LearnerRank):
     """A rank whose part of the update counts twice where there are two."""
 
-    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateOutcome:
         """Half of the sequences are left out on more than one rank."""
         if self._world > 1:
             batch = dataclasses.replace(batch, trained=np.arange(len(batch)) % 4 < 2)
@@ -84,7 +83,7 @@ def test_state(rig: Rig, broken: type[LearnerRank], what: str) -> None:
 class TooLarge(LearnerRank):
     """A rank without room for an update."""
 
-    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateOutcome:
         """Raise what torch raises."""
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
@@ -97,7 +96,7 @@ def test_longest_rows(rig: Rig) -> None:
 class Hoards(LearnerRank):
     """A rank that takes 200 MiB more in an update than it needs."""
 
-    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateOutcome:
         """Keep them to the end."""
         self._hoard = torch.ones(200 * 2**18)
         return super().update(batch, rollout=rollout)

@@ -17,6 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from rlep.algorithms.packing import plain_batch
 from rlep.core.types import Float32Array, SequenceBatch
 
 VOCABULARY = 37
@@ -57,18 +58,16 @@ def write_tiny_model(directory: Path, architecture: str, seed: int = 0) -> Path:
 def ragged_batch(sequences: int = 12, seed: int = 0, *, truncated: bool = True) -> SequenceBatch:
     """Groups of 3 with prompts of 2-5 tokens, responses of 1-19; old log-probs are guesses, some sequences untrained."""
     rng = np.random.default_rng(seed)
-    groups = np.arange(sequences) // 3
+    groups = np.arange(sequences, dtype=np.int32) // 3
     prompts = rng.integers(2, 6, size=groups[-1] + 1)[groups]
     responses = rng.integers(1, 20, size=sequences)
     tokens = [rng.integers(0, VOCABULARY, size=p + r) for p, r in zip(prompts, responses, strict=True)]
     trained = np.arange(sequences) % 5 != 3 if truncated else np.ones(sequences, dtype=np.bool_)
-    return SequenceBatch(
-        tokens=np.concatenate(tokens).astype(np.int32),
-        offsets=np.concatenate([[0], np.cumsum(prompts + responses)]).astype(np.int64),
-        prompt_lengths=prompts.astype(np.int32),
+    return replace(
+        plain_batch(np.concatenate(tokens), prompts + responses, prompts),
         advantages=rng.normal(size=sequences).astype(np.float32),
         trained=trained,
-        groups=groups.astype(np.int32),
+        groups=groups,
         replayed=np.arange(sequences) % 3 == 2,
         old_logprobs=rng.normal(-4.0, 1.0, size=int(responses.sum())).astype(np.float32),
     )

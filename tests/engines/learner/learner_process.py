@@ -161,7 +161,7 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
             "loss": report.loss,
             "grad_norm": report.grad_norm,
             "skipped": report.skipped,
-            "stats": dict(report.stats),
+            "sources": report.sources,
         }
     if name == "gradients":
         gradients = gradients_of_first_update(learner)

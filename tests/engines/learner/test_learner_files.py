@@ -38,7 +38,7 @@ def test_resume_is_to_the_bit(start: Start, tmp_path: Path) -> None:
     resumed.load(tmp_path)
     assert torch.equal(torch.rand(3), noise)
     again = resumed.update(second, rollout=0)
-    assert (again.loss, again.grad_norm, again.lr) == (report.loss, report.grad_norm, report.lr)
+    assert (again.loss, again.grad_norm, again.learning_rate) == (report.loss, report.grad_norm, report.learning_rate)
     assert same(weights_of(resumed), wanted)
 
 

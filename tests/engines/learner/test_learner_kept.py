@@ -134,7 +134,9 @@ def test_a_rehearsal_of_the_largest_update_leaves_no_trace(start: Callable[..., 
         if rehearses:
             learner.rehearse()
         reports = [learner.update(batch, rollout=0) for batch in SETS]
-        told: list[object] = [(report.loss, report.grad_norm, report.lr, report.stats) for report in reports]
+        told: list[object] = [
+            (report.loss, report.grad_norm, report.learning_rate, report.sources) for report in reports
+        ]
         moments = {name: moment.full_tensor().clone() for name, moment in learner._optimizer.moments().items()}
         state = weights_of(learner) | moments | {"random": torch.rand(4)}
         return [*told, learner._optimizer.steps], state, learner.score(SETS[0], rollout=0)

@@ -56,7 +56,7 @@ def test_two_ranks_with_tiny_micro_batches_give_the_gradient_of_the_padded_refer
     wanted = float(sum(gradient.square().sum() for gradient in gradients.values())) ** 0.5
     assert report["grad_norm"] == pytest.approx(wanted, rel=1e-6)
     trained = batch.trained & ~batch.replayed
-    assert report["stats"]["fresh/tokens"] == batch.sampled_lengths[trained].sum()
+    assert report["sources"]["fresh/tokens"] == batch.sampled_lengths[trained].sum()
     weights = torch.load(files[1], weights_only=True)
     rounded = {name: weight.bfloat16() for name, weight in weights["float32"].items()}
     assert same(weights["bfloat16"], rounded)
@@ -76,7 +76,7 @@ def test_two_ranks_train_an_episode_where_the_policy_sampled_and_nowhere_else(mo
     loss, gradients = padded_gradients(model, batch)
     assert report["loss"] == pytest.approx(loss, rel=1e-6)
     assert relative_error(torch.load(file, weights_only=True), gradients) < 1e-6
-    counted = report["stats"]["fresh/tokens"] + report["stats"]["replay/tokens"]
+    counted = report["sources"]["fresh/tokens"] + report["sources"]["replay/tokens"]
     assert counted == batch.sampled_lengths[batch.trained].sum()
 
 
@@ -94,7 +94,7 @@ def test_two_ranks_do_the_same_to_the_bit_with_a_mask_that_leaves_nothing_out(mo
         scored, report, checksums = run_ranks(
             tmp_path, model, 2, [("score", path), ("update", path, 0), ("checksums",)], micro_batch_tokens=40
         )
-        found.append((scored, report["loss"], report["grad_norm"], report["stats"], checksums))
+        found.append((scored, report["loss"], report["grad_norm"], report["sources"], checksums))
     assert found[0] == found[1]
 
 

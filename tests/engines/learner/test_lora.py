@@ -114,8 +114,8 @@ def test_gradients_follow_from_those_of_the_merged_weights_with_a_reference_poli
     full._reference = base._reference  # the model without adapters, and not the merged one that it started from
     wanted = full.update(batch, rollout=0)
     assert report.loss == pytest.approx(wanted.loss, rel=1e-5)
-    assert report.stats["fresh/reference_kl"] == pytest.approx(wanted.stats["fresh/reference_kl"], rel=1e-4)
-    assert wanted.stats["fresh/reference_kl"] > 1e-3
+    assert report.sources["fresh/reference_kl"] == pytest.approx(wanted.sources["fresh/reference_kl"], rel=1e-4)
+    assert wanted.sources["fresh/reference_kl"] > 1e-3
     chained = {}
     for weight, gradient in gradients_of_first_update(full).items():
         name = weight.removesuffix(".weight")

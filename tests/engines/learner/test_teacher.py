@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from rlep.algorithms.packing import plain_batch
 from rlep.core.types import SequenceBatch
 from rlep.engines.learner.rank import LearnerRank
 from tests.engines.learner.learner_cases import (
@@ -87,7 +88,7 @@ def wanted_of(model: Path, teacher: Path, batch: SequenceBatch) -> tuple[float, 
 def test_a_teacher_of_the_policys_own_weights_has_nothing_to_teach(dtype: str, start: Start, model: Path) -> None:
     """To the bit, though the policy's shards are in float32 and the teacher's in the compute type."""
     report = start(loss=distilled(model), learner={"dtype": dtype}).update(ragged_batch(), rollout=0)
-    assert (report.loss, report.grad_norm, report.stats["fresh/reference_kl"]) == (0.0, 0.0, 0.0)
+    assert (report.loss, report.grad_norm, report.sources["fresh/reference_kl"]) == (0.0, 0.0, 0.0)
 
 
 def test_without_rewards_the_loss_is_the_kl_to_the_larger_teacher_on_fresh_and_replayed_tokens(
@@ -122,7 +123,7 @@ def test_two_ranks_beside_replays_and_rewards_add_the_kl_to_the_policys_loss(
     assert both["loss"] == pytest.approx(0.25 * rewarded["loss"] + loss, rel=1e-6)
     summed = {name: 0.25 * of_rewards[name].double() + of_kl[name] for name in of_kl}
     assert relative_error(of_both, summed) < 1e-6
-    assert both["stats"]["replay/reference_kl"] > 0.1
+    assert both["sources"]["replay/reference_kl"] > 0.1
 
 
 def test_with_adapters_the_teacher_and_not_the_base_model_is_the_reference(
@@ -181,15 +182,7 @@ def test_a_student_that_samples_for_itself_comes_closer_to_its_teacher(
         prompts = torch.randint(0, VOCABULARY, (48, 3), generator=draw)
         tokens = sampled(student, prompts, draw)
         distances.append(distance(student, taught, tokens))
-        batch = SequenceBatch(
-            tokens=tokens.flatten().numpy().astype(np.int32),
-            offsets=np.arange(0, 48 * 9 + 1, 9),
-            prompt_lengths=np.full(48, 3, dtype=np.int32),
-            advantages=np.zeros(48, dtype=np.float32),
-            trained=np.ones(48, dtype=np.bool_),
-            groups=np.arange(48, dtype=np.int32),
-            replayed=np.zeros(48, dtype=np.bool_),
-        )
+        batch = plain_batch(tokens.flatten().numpy(), [9] * 48, [3] * 48)
         learner.update(replace(batch, old_logprobs=learner.score(batch)), rollout=step)
     first, last = np.mean(distances[:3]), np.mean(distances[-3:])
     assert last < 0.75 * first, distances

@@ -115,7 +115,7 @@ async def test_serves_nothing_until_told_and_then_only_what_was_told(rig: Rig) -
     rig.sampler.serve_base(version=0)
     found = await collect(rig.sampler, requests(4))
     assert {completion.policy_version for completion in found.values()} == {0}
-    assert (await rig.sampler.health()).in_flight == 0
+    assert not rig.sampler._samples
 
 
 async def test_logprobs_are_those_of_a_plain_forward_pass(rig: Rig) -> None:
@@ -406,7 +406,8 @@ async def under_way(rig: Rig) -> None:
     """Wait until the engine works on something."""
 
     async def working() -> bool:
-        return (await rig.sampler.health()).in_flight > 0
+        await rig.sampler.health()  # the engine replies between two of its steps
+        return len(rig.sampler._samples) > 0
 
     await until(working, "the engine to work on something")
 
@@ -416,7 +417,7 @@ async def test_an_iterator_closed_early_leaves_nothing_running(rig: Rig) -> None
         async for batch in stream:
             assert batch
             break
-    assert (await rig.sampler.health()).in_flight == 0
+    assert not rig.sampler._samples
     assert len(await collect(rig.sampler, requests(8))) == 8
 
 

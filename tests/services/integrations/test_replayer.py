@@ -288,8 +288,13 @@ def test_an_offline_pool_is_drawn_from_as_rlep_draws_and_not_written(pool_of: Op
 
 
 def test_a_schedule_ends_with_the_run(pool_of: OpenPool) -> None:
+    with pool_of() as pool:
+        born(replayer(pool, origin=replace(ORIGIN, run="earlier")), 0, [row(number) for number in range(4)])
     replay = replayer(pool_of(), 4, schedule="linear", start_step=2, steps=8)
-    assert [replay.count_at(step) for step in range(9)] == [0, 0, 3, 3, 2, 2, 1, 1, 0]  # 4 − k/2, half up
+    counts = [len(tokens(replay, step)) for step in range(9)]
+    assert counts == [0, 0, 3, 3, 2, 2, 1, 1, 0]  # 4 − k/2, half up
+    with pytest.raises(ConfigError, match="steps = 0: a linear replay schedule needs its length"):
+        replayer(pool_of(), 4, schedule="linear")
 
 
 def test_a_pool_of_another_tokenizer_or_template_is_refused_with_both_digests(pool_of: OpenPool) -> None:

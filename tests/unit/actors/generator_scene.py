@@ -72,7 +72,7 @@ class ScriptedActor:
     async def do_health(self) -> SamplerHealth:
         """Live, with the next of the scene's answers about the KV cache."""
         use, preempted = next(self._scene.caches, (0.0, 0))
-        return SamplerHealth(self.version, 0, use, preempted)
+        return SamplerHealth(use, preempted)
 
     async def do_close(self) -> None:
         """End."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import settings
 from torch import Tensor
 
 from rlep.algorithms.loss import LossSums, PackedTokens, packed_policy_loss
+from rlep.algorithms.packing import plain_batch
 from rlep.config.training import LossConfig
 from rlep.core.types import (
     FinishReason,
@@ -100,12 +102,9 @@ def batch_of(
     behaviour: np.ndarray | None = None,
 ) -> SequenceBatch:
     """A batch whose tokens are numbered 0, 1, … from the first to the last."""
-    count = len(response_lengths)
-    offsets = np.concatenate([[0], np.cumsum(np.array(response_lengths, dtype=np.int64) + prompt_length)])
-    return SequenceBatch(
-        tokens=np.arange(offsets[-1], dtype=np.int32),
-        offsets=offsets.astype(np.int64),
-        prompt_lengths=np.full(count, prompt_length, dtype=np.int32),
+    count, lengths = len(response_lengths), np.array(response_lengths, dtype=np.int64) + prompt_length
+    return replace(
+        plain_batch(np.arange(lengths.sum()), lengths, [prompt_length] * count),
         advantages=np.array(advantages or [0.0] * count, dtype=np.float32),
         trained=np.array(trained if trained is not None else [True] * count),
         groups=np.array(groups or [0] * count, dtype=np.int32),

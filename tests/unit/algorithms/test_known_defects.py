@@ -14,8 +14,8 @@ from rlep.algorithms.loss import packed_policy_loss, packed_tokens
 from rlep.algorithms.loss_values import normalizers
 from rlep.algorithms.mixing import mix
 from rlep.algorithms.packing import Budget, pack, sequence_batch, take, updates
-from rlep.algorithms.shaping import Shaping, rewards
-from rlep.config.training import LossConfig
+from rlep.algorithms.shaping import rewards
+from rlep.config.training import LossConfig, RewardConfig
 from rlep.core.draws import draw_uniform
 from rlep.core.errors import MixingError
 from rlep.core.types import Group
@@ -51,7 +51,7 @@ def test_a_short_pool_is_not_padded_with_wrong_answers(stored: int) -> None:
     padded = group_advantages([1.0] * 16 + [-1.0] * 2, [0] * 18)
     assert (padded[0], padded[-1]) == (pytest.approx(0.343592, abs=1e-6), pytest.approx(-2.748737, abs=1e-5))
     group = mixed("+" * 16, stored)
-    scores = rewards(group.members, Shaping()).scores
+    scores = rewards(group.members, RewardConfig(), 3072).scores
     assert len(scores) == 16 + stored
     assert not group_advantages(scores, [0] * len(scores)).any()
 

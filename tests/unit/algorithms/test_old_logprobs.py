@@ -10,7 +10,7 @@ import pytest
 
 from rlep.algorithms.loss_values import Scoring, incomparable, old_logprobs
 from rlep.algorithms.packing import sequence_batch
-from rlep.core.errors import ConfigError, MixingError
+from rlep.core.errors import MixingError
 from rlep.core.types import Group, Sampling
 from tests.unit.algorithms.algorithm_values import TOKENIZER, fresh_of, prompt_of, trajectory_of
 
@@ -98,9 +98,7 @@ def test_log_probs_after_a_prompt_made_otherwise_are_not_comparable() -> None:
     assert (incomparable(stored, Scoring(TOKENIZER, "old")), incomparable(stored, PLAIN)) == ("", "")
 
 
-def test_unknown_modes_and_lengths_that_disagree_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'stored': must be one of recompute, behaviour, unit"):
-        old_of("stored")
+def test_lengths_that_disagree_are_refused() -> None:
     batch = sequence_batch([Group(PROMPT, 7, tuple(fresh_of(PROMPT, "+", length=2)), ())], [0.0])
     with pytest.raises(ValueError, match="1 members and 5 log-probs for a batch of 1 sequences and 2 sampled tokens"):
         old_logprobs("recompute", batch, fresh_of(PROMPT, "+"), RECOMPUTED, PLAIN)

@@ -19,9 +19,9 @@ from rlep.algorithms.mixing import mix
 from rlep.algorithms.packing import answer_batch, sequence_batch, take
 from rlep.algorithms.rollout_stats import rollout_stats, token_staleness
 from rlep.algorithms.selection import Candidate
-from rlep.algorithms.shaping import Shaping, rewards
+from rlep.algorithms.shaping import rewards
 from rlep.config.section import CorrectionConfig
-from rlep.config.training import Aggregation, LossConfig
+from rlep.config.training import Aggregation, LossConfig, RewardConfig
 from rlep.core.errors import MixingError
 from rlep.core.types import BoolArray, Group, Prompt, SequenceBatch, Trajectory
 from tests.unit.algorithms.algorithm_values import FEW, PROPERTY, TOKENIZER, prompt_of, trajectory_of
@@ -239,11 +239,9 @@ def test_stored_logprobs_of_an_episode_are_those_of_its_sampled_tokens() -> None
 def test_penalty_lengths_and_choices_count_sampled_tokens() -> None:
     # Of 8 tokens 5 are sampled: one over the 4 that cost nothing, so −1/2; all 8 would cost −1.
     long, short = episode_of("xx...xxx"), episode_of("x......x", first=50)
-    shaping = Shaping(max_length=6, buffer=2)
-    assert rewards([long, short], shaping).scores.tolist() == [0.5, 1.0]
-    stats = rollout_stats([Group(PROMPT, 7, (long,), (short,))], [1, 1], [1, -1], max_replays=1)
+    assert rewards([long, short], RewardConfig(overlong_buffer=2), 6).scores.tolist() == [0.5, 1.0]
+    stats = rollout_stats([Group(PROMPT, 7, (long,), (short,))], [1, 1], max_replays=1)
     assert (stats.fresh.tokens, stats.fresh.length, stats.replay.tokens) == (5, 5.0, 2)
-    assert stats.fresh.advantage_mass == pytest.approx(5 / 7)
     assert Candidate.of(long).length == 5
     # Two that reason alike and are told otherwise end alike.
     told = replace(long, tokens=np.where([mark == "x" for mark in "xx...xxx"], long.tokens, 77).astype(np.int32))

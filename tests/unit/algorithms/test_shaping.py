@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlep.algorithms.shaping import Shaping, overlong_penalty, rewards, status_rewards
+from rlep.algorithms.shaping import overlong_penalty, rewards
+from rlep.config.training import RewardConfig
 from rlep.core.errors import ConfigError
 from rlep.core.types import STATUSES
 from tests.unit.algorithms.algorithm_values import prompt_of, trajectory_of
@@ -35,7 +36,6 @@ def test_a_penalty_that_means_nothing_is_refused(buffer: int, factor: float) -> 
 
 
 def test_the_verdict_and_the_shaped_score_stay_apart() -> None:
-    shaping = Shaping(max_length=10, buffer=4)
     graded = rewards(
         [
             trajectory_of(PROMPT, 6),
@@ -43,7 +43,8 @@ def test_the_verdict_and_the_shaped_score_stay_apart() -> None:
             trajectory_of(PROMPT, 10, status="wrong", finish="length"),
             trajectory_of(PROMPT, 3, status="timeout"),
         ],
-        shaping,
+        RewardConfig(overlong_buffer=4),
+        10,
     )
     assert graded.accuracy.tolist() == [True, True, False, False]
     assert graded.scores.tolist() == [1.0, 0.5, -2.0, -1.0]
@@ -51,7 +52,6 @@ def test_the_verdict_and_the_shaped_score_stay_apart() -> None:
 
 
 def test_a_score_lies_on_the_line_between_the_rewards_of_wrong_and_correct() -> None:
-    shaping = Shaping(rewards=status_rewards(correct=2.0, wrong=-1.0), max_length=10, buffer=4)
     graded = rewards(
         [
             trajectory_of(PROMPT, 3, score=1.0),
@@ -60,7 +60,8 @@ def test_a_score_lies_on_the_line_between_the_rewards_of_wrong_and_correct() -> 
             trajectory_of(PROMPT, 3, status="wrong", score=0.0),
             trajectory_of(PROMPT, 3),
         ],
-        shaping,
+        RewardConfig(correct=2.0, otherwise=-1.0, overlong_buffer=4),
+        10,
     )
     assert graded.scores.tolist() == [2.0, 1.25, 0.0, -1.0, 2.0]
     assert graded.accuracy.tolist() == [True, True, False, False, True]
@@ -68,34 +69,29 @@ def test_a_score_lies_on_the_line_between_the_rewards_of_wrong_and_correct() -> 
 
 @pytest.mark.parametrize(("correct", "wrong"), [(1.0, -1.0), (0.1, -0.3), (1e16, -1.0), (7.1, 0.7)])
 def test_the_scores_0_and_1_have_the_rewards_of_wrong_and_correct_to_the_bit(correct: float, wrong: float) -> None:
-    shaping = Shaping(rewards=status_rewards(correct=correct, wrong=wrong), buffer=0)
+    rule = RewardConfig(correct=correct, otherwise=wrong, overlong_buffer=0)
     ends = [trajectory_of(PROMPT, score=1.0), trajectory_of(PROMPT, status="wrong", score=0.0)]
-    assert rewards(ends, shaping).scores.tolist() == [correct, wrong]
+    assert rewards(ends, rule, 3072).scores.tolist() == [correct, wrong]
 
 
 def test_zero_one_rewards_and_no_penalty() -> None:
-    shaping = Shaping(rewards=status_rewards(wrong=0.0), buffer=0)
-    graded = rewards([trajectory_of(PROMPT, 4000), trajectory_of(PROMPT, 1, status="no_answer")], shaping)
+    rule = RewardConfig(otherwise=0.0, overlong_buffer=0)
+    graded = rewards([trajectory_of(PROMPT, 4000), trajectory_of(PROMPT, 1, status="no_answer")], rule, 3072)
     assert graded.scores.tolist() == [1.0, 0.0]
 
 
 def test_masked_truncated_responses_keep_their_score() -> None:
-    shaping = Shaping(max_length=10, buffer=4, mask_truncated=True)
-    graded = rewards([trajectory_of(PROMPT, 10, status="wrong", finish="length"), trajectory_of(PROMPT, 3)], shaping)
+    rule = RewardConfig(overlong_buffer=4, mask_truncated=True)
+    graded = rewards([trajectory_of(PROMPT, 10, status="wrong", finish="length"), trajectory_of(PROMPT, 3)], rule, 10)
     assert graded.trained.tolist() == [False, True]
     assert graded.scores.tolist() == [-2.0, 1.0]
 
 
 def test_every_status_has_a_reward_and_only_correct_earns() -> None:
-    assert {status: status_rewards()[status] for status in STATUSES} == dict.fromkeys(STATUSES, -1.0) | {"correct": 1.0}
-
-
-def test_a_reward_map_with_holes_or_strangers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown statuses \['maybe'\], missing statuses \['crashed'"):
-        Shaping(rewards={"correct": 1.0, "maybe": 0.0})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match=r"rewards\['wrong'\] = nan: must be a finite number"):
-        Shaping(rewards=status_rewards() | {"wrong": float("nan")})
+    graded = rewards([trajectory_of(PROMPT, status=status) for status in STATUSES], RewardConfig(), 3072)
+    earned = dict(zip(STATUSES, graded.scores.tolist(), strict=True))
+    assert earned == dict.fromkeys(STATUSES, -1.0) | {"correct": 1.0}
 
 
 def test_no_trajectories_give_empty_arrays() -> None:
-    assert rewards([], Shaping()).scores.shape == (0,)
+    assert rewards([], RewardConfig(), 3072).scores.shape == (0,)

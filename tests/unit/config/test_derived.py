@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlep.config.replay import ReplayConfig
 from rlep.config.settings import parse_config
 from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling
@@ -45,6 +46,12 @@ def test_no_step_of_a_decay_trains_at_a_rate_of_0(schedule: str, unit: str) -> N
 def test_a_warm_up_longer_than_the_run_leaves_no_room_for_a_decay() -> None:
     with pytest.raises(ConfigError, match=r'"cosine" begins after update\.warmup = 10, and the run has 4 rollouts'):
         config_of(update={"schedule": "cosine"})
+
+
+def test_replay_schedules_by_hand() -> None:
+    assert [ReplayConfig(count=2).count_at(step, 1) for step in (0, 5, 10**6)] == [2, 2, 2]
+    linear = ReplayConfig(count=4, schedule="linear")
+    assert [linear.count_at(step, 8) for step in range(10)] == [4, 4, 3, 3, 2, 2, 1, 1, 0, 0]
 
 
 def test_rollout_evaluation_and_collection_draw_their_own_way_and_end_alike() -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 
-from rlep.algorithms.selection import Strategy
-from rlep.config.replay import ReplayConfig
 from rlep.core.errors import MixingError
 from rlep.core.types import Trajectory, Verdict
 from rlep.driver.replays import draw_replays
@@ -137,10 +134,6 @@ async def test_a_run_without_the_pool_it_needs_is_refused() -> None:
     scene = scene_of(config_of(replay={"failed": 1}), pool=filled_pool(World(), PROMPTS))
     with pytest.raises(MixingError, match="no pool for them"):
         await draw_replays(scene.step(), PROMPTS)
-
-
-def test_the_config_offers_every_strategy() -> None:
-    assert get_args(ReplayConfig.model_fields["selection"].annotation) == get_args(Strategy)
 
 
 async def test_a_step_does_not_train_on_a_token_id_beyond_the_models_vocabulary() -> None:

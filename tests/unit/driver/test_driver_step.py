@@ -12,7 +12,6 @@ import pytest
 
 from rlep.core.errors import MixingError, PoolError, StaleRolloutError, VerifierError
 from rlep.core.types import Prompt, UpdateCost, UpdateOutcome
-from rlep.driver.replays import replays_at
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, mix_groups, run_step
 from rlep.driver.step_metrics import step_metrics, update_metrics
@@ -158,7 +157,7 @@ async def test_rescue_replays_where_no_fresh_answer_succeeds() -> None:
 
 def test_replays_begin_with_their_step() -> None:
     config = config_of(replay={"count": 2, "start_step": 2}, run={"steps": 4})
-    assert [replays_at(config, step) for step in range(4)] == [0, 0, 2, 2]
+    assert [config.replay.count_at(step, 4) for step in range(4)] == [0, 0, 2, 2]
 
 
 async def test_stale_completion_is_refused_and_nothing_goes_on() -> None:
@@ -252,11 +251,12 @@ async def test_mask_truncated_takes_answers_without_eos_out_of_the_loss() -> Non
 
 async def test_linear_schedule_lowers_the_replays() -> None:
     config = config_of(replay={"schedule": "linear"})
-    assert [replays_at(config, step) for step in range(5)] == [2, 2, 1, 1, 0]  # 2 - step/2, rounded half up
+    counts = [config.replay.count_at(step, config.run.steps) for step in range(5)]
+    assert counts == [2, 2, 1, 1, 0]  # 2 - step/2, rounded half up
     scene = scene_of(config, pool=filled_pool(World(), PROMPTS))
-    for step in range(5):
-        groups = await mix_groups(scene.step(step, replays=replays_at(config, step)), PROMPTS)
-        assert {len(group.replays) for group in groups} == {replays_at(config, step)}
+    for step, count in enumerate(counts):
+        groups = await mix_groups(scene.step(step, replays=count), PROMPTS)
+        assert {len(group.replays) for group in groups} == {count}
     assert scene.world.count("sample") == 4
 
 

@@ -1,24 +1,18 @@
 """Rows of episodes: the head is computed where the policy sampled the next token, and nowhere else."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
+from rlep.algorithms.packing import plain_batch
 from rlep.core.types import BoolArray, SequenceBatch
 from rlep.engines.learner.packed_row import PackedRow, pack_row
 
 
 def batch_of(sampled: BoolArray | None) -> SequenceBatch:
     """Two sequences of 2 + 3 and 1 + 5 tokens, numbered from 0."""
-    return SequenceBatch(
-        tokens=np.arange(11, dtype=np.int32),
-        offsets=np.array([0, 5, 11]),
-        prompt_lengths=np.array([2, 1], np.int32),
-        advantages=np.zeros(2, np.float32),
-        trained=np.ones(2, np.bool_),
-        groups=np.zeros(2, np.int32),
-        replayed=np.zeros(2, np.bool_),
-        sampled=sampled,
-    )
+    return replace(plain_batch(np.arange(11), [5, 6], [2, 1]), sampled=sampled)
 
 
 def row_of(batch: SequenceBatch, *sequences: int) -> PackedRow:

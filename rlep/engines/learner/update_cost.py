@@ -1,17 +1,14 @@
-"""Report of one optimizer update, with the two figures behind its speed: operations and memory."""
+"""Operations and memory of an optimizer update."""
 
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from rlep.core.types import SequenceBatch, UpdateCost
+from rlep.core.types import SequenceBatch
 
 PEAK_BFLOAT16 = {
     "MIG": 0.0,  # a slice of a device, of unknown size
@@ -27,26 +24,6 @@ PEAK_BFLOAT16 = {
     "L40S": 362e12,
 }
 """Dense bfloat16 operations per second by a part of the device's name, from NVIDIA's data sheets; the first match counts."""
-
-Skipped = Literal["", "no tokens", "non-finite gradient"]
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateReport:
-    """One optimizer update over all ranks; equal on each except for time and memory."""
-
-    skipped: Skipped
-    """Why weights and optimizer state were not changed, or empty."""
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    """Global L2 norm before clipping."""
-    clipped: bool = False
-    lr: float = 0.0
-    trained_tokens: int = 0
-    """Response tokens in the loss."""
-    cost: UpdateCost = field(default_factory=UpdateCost)
-    stats: Mapping[str, float] = field(default_factory=dict)
-    """``<source>/<name>`` as ``algorithms.loss_values.source_metrics`` gives them."""
 
 
 def model_flops(config: PreTrainedConfig, weights: int, batch: SequenceBatch, *, frozen: bool = False) -> float:
