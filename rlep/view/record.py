@@ -143,7 +143,7 @@ def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
     evaluations, evaluation_notes = read_evaluations(place)
     happened = read_tail(place, "events.jsonl", MOST_BYTES)
     collection, collection_notes = _collection(place)
-    spans, span_notes = _spans(place)
+    spans, span_notes = read_spans(place)
     run, rollout = section_of(config, "run"), section_of(config, "rollout")
     replays = _integer(section_of(config, "replay").get("count")) or 0
     return RunRecord(
@@ -162,7 +162,8 @@ def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
         manifest=manifest,
         spans=spans,
         notes=(
-            *config_notes, *manifest_notes, *notes, *evaluation_notes, *happened.notes, *collection_notes, *span_notes
+            *config_notes, *manifest_notes, *notes, *evaluation_notes, *happened.notes, *collection_notes,
+            *(note for note in span_notes if not note.endswith(" is missing")),
         ),
     )  # fmt: skip
 
@@ -222,10 +223,11 @@ def _passes(raw: Mapping[str, Any]) -> dict[int, float]:
     return {int(k): share for k, v in raw.items() if _COUNT.fullmatch(k) and (share := number_of(v)) is not None}
 
 
-def _spans(place: RunPlace) -> tuple[tuple[Span, ...], tuple[str, ...]]:
+def read_spans(place: RunPlace) -> tuple[tuple[Span, ...], tuple[str, ...]]:
+    """The work that ``timeline.json`` tells of, and notes on what could not be read."""
     tree, notes = read_json(place, "timeline.json", MOST_BYTES)
-    if not tree:
-        return (), tuple(note for note in notes if not note.endswith(" is missing"))
+    if notes:
+        return (), notes
     try:
         return tuple(spans_of(tree)), ()
     except ValueError as error:

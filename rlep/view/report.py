@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rlep.view.charts import STEP, Axis, Curve, Drawing, Points, bar_chart, line_chart
-from rlep.view.last_steps import end_of, last_breakdown
+from rlep.view.last_steps import LastSteps, end_of
 from rlep.view.record import LIVE, PHASES, CollectionFiles, RunRecord, load_runs, method_of
 from rlep.view.run_charts import AXES, evaluation_curve, group_charts, lost_share, seconds_chart, weight_charts
 from rlep.view.summary import Summary, curve, percent, summary_of
@@ -21,15 +21,16 @@ ACCURACY = Axis("correct samples, mean over questions", "share")
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFiles:
-    """Where the report lies."""
+class Report:
+    """Where a report lies, and its numbers."""
 
     html: Path
     svg: Path
     """Its first chart, for a page of your own."""
+    summary: Summary
 
 
-def build_report(run_directories: Sequence[Path], out: Path) -> ReportFiles:
+def build_report(run_directories: Sequence[Path], out: Path) -> Report:
     """Write ``report.html`` (self-contained) and ``report.svg`` into the directory ``out``.
 
     Runs may be in progress and files may be missing: the page shows what there is and says what is not.
@@ -38,16 +39,17 @@ def build_report(run_directories: Sequence[Path], out: Path) -> ReportFiles:
     records = load_runs(run_directories)
     found = summary_of(records)
     charts = charts_of(records, found)
-    files = ReportFiles(out / "report.html", out / "report.svg")
+    report = Report(out / "report.html", out / "report.svg", found)
     out.mkdir(parents=True, exist_ok=True)
-    files.html.write_text(page(records, found, charts), encoding="utf-8")
+    report.html.write_text(page(records, found, charts), encoding="utf-8")
     if charts:
-        files.svg.write_text(rendered("picture.svg", one=charts[0]), encoding="utf-8")
-    return files
+        report.svg.write_text(rendered("picture.svg", one=charts[0]), encoding="utf-8")
+    return report
 
 
 def page(records: Sequence[RunRecord], found: Summary, charts: Sequence[Drawing]) -> str:
     """The whole page."""
+    ends = [(run.label, end) for run in records if (end := end_of(run.spans))]
     return as_file(
         "report.html",
         title=" · ".join(run.label for run in found.runs) or "rlep",
@@ -56,10 +58,10 @@ def page(records: Sequence[RunRecord], found: Summary, charts: Sequence[Drawing]
         summary=found.rows(),
         source=found.data_source or "held-out questions",
         pictures=charts,
-        ends=[(run.label, end) for run in records if (end := end_of(run.spans))],
+        ends=ends,
         evaluations=evaluations(records),
         seconds=seconds(records),
-        last_steps=last_steps(records),
+        last_steps=last_steps(ends),
         events=[
             {"run": run.label, "event": name, "times": many}
             for run in records
@@ -198,12 +200,11 @@ def seconds(records: Sequence[RunRecord]) -> list[dict[str, str]]:
     return rows
 
 
-def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """Critical path and idle roles of the last whole step of each run that left a timeline."""
-    found = [(run, last_breakdown(run.spans)) for run in records]
+def last_steps(ends: Sequence[tuple[str, LastSteps]]) -> list[dict[str, str]]:
+    """Critical path and idle roles of the last whole step of each run, by label."""
     return [
         {
-            "run": run.label,
+            "run": label,
             "step": str(last.number),
             "seconds": f"{last.seconds:.2f}",
             "critical path": ", ".join(
@@ -211,8 +212,7 @@ def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
             ),
             "idle": ", ".join(f"{role} {100 * share:.0f} %" for role, share in last.idle.items()),
         }
-        for run, last in found
-        if last is not None
+        for label, last in ((label, end.last) for label, end in ends)
     ]
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from rlep.core.jsonl import LONGEST_LINE
 from rlep.metrics.catalogue import EVENTS
 from rlep.view import rollouts
 from rlep.view.charts import STEP, Axis, ChartLook, Curve, Drawing, line_chart
 from rlep.view.record import MOST_SOURCES, PHASES, EvaluationPoint, by_source, headline_source, read_evaluations
 from rlep.view.run_charts import evaluation_curve, group_charts, metric_chart, replay_share, seconds_chart
-from rlep.view.run_files import LONGEST_LINE, RunPlace, StepLine, number_of, read_json, read_tail
+from rlep.view.run_files import RunPlace, StepLine, number_of, read_json, read_tail
 from rlep.view.state import RunLine, flat, summaries_of, summary_of
 from rlep.view.steps import StepTable, read_steps
 from rlep.view.templating import rendered, shown
