@@ -21,10 +21,10 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc.access import Tokens
 from rlep.services.pool.rpc.places import hosted
 from rlep.services.pool.rpc.served_census import (
-    census,
     entries_of_prompt,
     pool_names,
     response_counts,
+    served_client,
     stats_of,
 )
 from rlep.services.pool.values import PoolPlace
@@ -83,7 +83,7 @@ def test_a_pool_is_counted_at_every_address_alike(counted: PoolPlace, tmp_path: 
         place = PoolPlace(f"grpc://{server.address}", Path(), "counted", token_file)
         assert "counted" in pool_names(place)
         for address in (counted, place):
-            with census(address) as look:
+            with served_client(address) as look:
                 stats, (entries, total) = stats_of(look), entries_of_prompt(look, "q5", 4)
                 assert response_counts(look, ["q5", "nobody", "q2"]) == [9, 0, 2]
                 aside, kept = (entries_of_prompt(look, prompt_id, 4)[0] for prompt_id in ("q0", "q1"))

@@ -218,7 +218,7 @@ def test_a_pool_that_only_a_run_names_is_not_asked(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a pool was asked")
 
-    monkeypatch.setattr("rlep.view.pool_pages.census", never)
+    monkeypatch.setattr("rlep.view.pool_pages.served_client", never)
     shutil.copytree(runs / "a", tmp_path / "runs" / "a", ignore=shutil.ignore_patterns("checkpoints"))
     (tmp_path / "runs" / "a" / "config.json").write_text(json.dumps({"run": {"name": "a"}, "pool": pool}))
     client = client_of(tmp_path / "runs")
