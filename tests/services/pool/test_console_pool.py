@@ -30,7 +30,7 @@ from rlep.services.pool.rpc.served_census import (
 from rlep.services.pool.values import PoolPlace
 from rlep.view.words import short
 from tests.services.conftest import MakeTrajectory
-from tests.services.pool.pool_servers import serving, socket_in
+from tests.services.pool.pool_servers import serving
 from tests.unit.view.console_scene import client_of, write_run
 from tests.unit.view.page_checks import Found, assert_harmless, page
 from tests.unit.view.pool_scene import asked, fill, opened
@@ -53,13 +53,6 @@ def served(runs: Path) -> Iterator[Path]:
     with hosted(place):
         fill(EmbeddedRedis(place.directory))
         yield place.directory
-
-
-@pytest.fixture(scope="module")
-def served_redis(one_redis: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
-    """A Redis while a process serves its pools."""
-    with serving(one_redis, listen=socket_in(one_redis)):
-        yield one_redis
 
 
 @pytest.fixture(scope="module")
