@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rlep.config.schema import Config
 from rlep.config.settings import parse_config
-from rlep.core.heap import return_freed_memory
+from rlep.core.heap import resident, return_freed_memory
 from rlep.engines.learner import device_state, head
 from rlep.engines.learner.packed_row import largest_update
 from rlep.engines.learner.rank import LearnerRank
@@ -108,12 +108,6 @@ CASES = (
     Case("135M, 4 ranks", ranks=4, **FEW, gradients=True),
     Case("135M, 4 ranks, unsharded gradients", ranks=4, **FEW, settings=UNSHARDED, gradients=True),
 )
-
-
-def resident(key: str = "VmRSS") -> int:
-    """Resident memory of this process in bytes, now or at its peak (``VmHWM``)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def measure(case: Case, model: Path, rank: int, directory: Path) -> None:

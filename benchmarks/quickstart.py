@@ -55,8 +55,8 @@ def main() -> None:
     options.json.write_text(json.dumps(found, indent=2) + "\n")
     show(found)
     first = [options.directory / f"{arm}-0" for arm in options.arms]
-    files = build_report([*first, *options.directory.glob("collect-0")], options.directory / "report")
-    print(f"report of seed 0 with its controls: {files.html}")
+    report = build_report([*first, *options.directory.glob("collect-0")], options.directory / "report")
+    print(f"report of seed 0 with its controls: {report.html}")
     sys.exit(0 if found["gate"]["passed"] else 1)
 
 

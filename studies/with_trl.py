@@ -31,6 +31,7 @@ from rlep.core.types import Verdict, prompt_id_of
 from rlep.data.prompt_files import read_rows
 from rlep.data.prompt_rows import PromptRow
 from rlep.integrations.trl import TrlReplay
+from rlep.metrics.catalogue import compute_of
 from rlep.metrics.logs import EvaluationsLog, MetricsLog
 from rlep.services.verifier.gym import GymVerifier
 from rlep.study.conduct import Base, conduct
@@ -66,9 +67,9 @@ class Ledger:
     trained: int = 0
 
     @property
-    def compute(self) -> int:
+    def compute(self) -> float:
         """As a study counts it."""
-        return self.generated + self.scored + 3 * self.trained
+        return compute_of(self.generated, self.scored, self.trained)
 
     def count(self, trainer: Any) -> None:
         """Count from now on what passes through a trainer's two methods that run the model."""
@@ -119,7 +120,7 @@ class Evaluations:
         self._config, self._rows, self._grader, self._log = config, rows, grader, log
         self._reached = 0
 
-    def evaluate_if_due(self, trainer: Any, step: int, compute: int, wall_s: float) -> None:
+    def evaluate_if_due(self, trainer: Any, step: int, compute: float, wall_s: float) -> None:
         """Evaluate the base, or the policy after the rollout that reached a point of ``evaluation.compute``."""
         rule = self._config.evaluation
         if step == 0:

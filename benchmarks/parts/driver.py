@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,18 +35,17 @@ from rlep.core.types import (
     prompt_id_of,
 )
 from rlep.driver.context import Roles, Run, Step, Trainers
-from rlep.driver.ports import Advance
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
 
 if TYPE_CHECKING:
-    from benchmarks.parts.simulated import Lengths
+    from benchmarks.parts.simulated import Lengths, Silent, Verifiers
 else:  # a script's own directory is where it imports from
     try:
-        from parts.simulated import Lengths
+        from parts.simulated import Lengths, Silent, Verifiers
     except ModuleNotFoundError:
-        from simulated import Lengths
+        from simulated import Lengths, Silent, Verifiers
 
 GENERATORS, SLOTS = 64, 256
 FRESH, REPLAYS, LIMIT = 16, 2, 20_480
@@ -103,14 +101,6 @@ def response_to(request: Request, length: int) -> Completion:
 
 TOKENS = np.arange(LIMIT, dtype=np.int32)
 LOGPROBS = np.full(LIMIT, -0.5, dtype=np.float32)
-
-
-class Verifiers:
-    """Every other answer is right."""
-
-    async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
-        """Pay odd samples."""
-        return [CORRECT if one.sample % 2 else Verdict("wrong", "3", "math", "1") for one in completions]
 
 
 @dataclass(frozen=True)
@@ -169,22 +159,6 @@ class Weights:
     async def publish(self, version: int) -> float:
         """Return no difference."""
         return 0.0
-
-
-class Silent:
-    """No bars."""
-
-    @contextmanager
-    def phase(self, name: str, total: int, unit: str) -> Iterator[Advance]:
-        """Show nothing."""
-
-        def advance(by: int) -> None:
-            """Move nothing."""
-
-        yield advance
-
-    def note(self, text: str) -> None:
-        """Nobody reads it."""
 
 
 async def cpu_seconds(prompts: int, lengths: Lengths = SHORT) -> float:

@@ -51,15 +51,15 @@ from rlep.services.environment.contract import load_contract
 from rlep.services.environment.local import LocalEnvironments
 
 if TYPE_CHECKING:
-    from benchmarks.parts.driver import Learner, Silent, Verifiers, Weights
-    from benchmarks.parts.simulated import Lengths
+    from benchmarks.parts.driver import Learner, Weights
+    from benchmarks.parts.simulated import Lengths, Silent, Verifiers
 else:  # a script's own directory is where it imports from
     try:
-        from parts.driver import Learner, Silent, Verifiers, Weights
-        from parts.simulated import Lengths
+        from parts.driver import Learner, Weights
+        from parts.simulated import Lengths, Silent, Verifiers
     except ModuleNotFoundError:
-        from driver import Learner, Silent, Verifiers, Weights
-        from simulated import Lengths
+        from driver import Learner, Weights
+        from simulated import Lengths, Silent, Verifiers
 
 ENGINES, SLOTS, TOKEN_S = 64, 128, 0.02
 PROMPTS, FRESH, TURNS, WORKERS = 512, 16, 4, 2

@@ -167,11 +167,10 @@ def report(
     """Compare runs: one self-contained HTML page, and its first chart as SVG."""
     from rlep.cli.tables import show_summary
     from rlep.view.report import build_report
-    from rlep.view.summary import summary
 
-    files = build_report(runs, out)
-    show_summary(summary(runs))
-    typer.echo(f"report: {files.html}")
+    made = build_report(runs, out)
+    show_summary(made.summary)
+    typer.echo(f"report: {made.html}")
 
 
 @app.command()

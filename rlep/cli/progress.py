@@ -158,10 +158,10 @@ def step_text(report: StepReport) -> str:
     forms = {"reward": "reward {:.3f}", "accuracy": "accuracy {:.1%}", "length": "length {:.0f}", "loss": "loss {:.4f}"}
     values = step_values(report)
     parts = [form.format(values[name]) for name, form in forms.items() if name in values]
-    return ", ".join([*parts, f"{report.seconds:.2f} s/step", f"{duration(report.left_s)} left"])
+    return ", ".join([*parts, f"{report.seconds:.2f} s/step", f"{as_clock(report.left_s)} left"])
 
 
-def duration(seconds: float) -> str:
+def as_clock(seconds: float) -> str:
     """``0:09``, ``1:04`` minutes, ``2:05:00`` hours."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

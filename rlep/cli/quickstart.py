@@ -19,7 +19,6 @@ from rlep.launch.collect import collect, collected_text
 from rlep.launch.train import train
 from rlep.quickstart.task import TaskFiles, build_task
 from rlep.view.report import build_report
-from rlep.view.summary import summary
 
 CONFIGS = resources.files("rlep.quickstart")
 
@@ -48,10 +47,10 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
     collecting = stage("collect: its verified responses fill the pool", "collect", "collect", policy, _at(runs[1]))
     progress.say(collected_text(collecting, collect(collecting, progress)))
     train(stage("phase 2: from the base again, with replay", "train", "phase2", _at(runs[2])), progress)
-    files = build_report(runs, directory / "report")
+    report = build_report(runs, directory / "report")
     progress.say("")
-    show_summary(summary(runs), stderr=progress.results.stderr)
-    progress.result(f"\nreport: {files.html}   ({(time.monotonic() - begun) / 60:.1f} minutes in all)")
+    show_summary(report.summary, stderr=progress.results.stderr)
+    progress.result(f"\nreport: {report.html}   ({(time.monotonic() - begun) / 60:.1f} minutes in all)")
     progress.result(f"look into the runs: rlep console {shlex.quote(str(directory))}")
 
 

@@ -1,8 +1,9 @@
-"""The C library's heap."""
+"""The C library's heap, and the memory that this process has."""
 
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Numbers of glibc's options, from malloc.h."""
@@ -33,3 +34,9 @@ def return_freed_memory(block: int = 16 * 2**10) -> None:
         library.mallopt(_MMAP_THRESHOLD, block)
         library.mallopt(_TRIM_THRESHOLD, block)
         library.malloc_trim(0)
+
+
+def resident(key: str = "VmRSS") -> int:
+    """Resident memory of this process in bytes, now or at its peak (``VmHWM``)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))

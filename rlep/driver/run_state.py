@@ -12,7 +12,7 @@ import numpy as np
 from rlep.driver.idle import IdleSteps
 from rlep.driver.step import StepOutcome
 from rlep.methods.replay_method import Visit
-from rlep.metrics.catalogue import MetricValue
+from rlep.metrics.catalogue import MetricValue, compute_of
 from rlep.metrics.logs import plain
 
 
@@ -51,8 +51,7 @@ class RunState:
 
     def reached(self, marks: Sequence[float]) -> int:
         """Number of ``marks`` that the run's compute has reached."""
-        names = ("generated", "scored", "trained", "trained", "trained")
-        compute = sum(self.compute.get(name, 0) for name in names)
+        compute = compute_of(**self.compute)
         return sum(compute >= mark for mark in marks)
 
     def add_step(self, outcome: StepOutcome, *, keep_used: bool) -> RunState:

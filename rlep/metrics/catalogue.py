@@ -288,6 +288,11 @@ def patterns() -> tuple[tuple[Metric, re.Pattern[str]], ...]:
     return tuple((metric, re.compile(pattern(metric.name))) for metric in METRICS)
 
 
+def compute_of(generated: float = 0, scored: float = 0, trained: float = 0) -> float:
+    """Compute of so many tokens: a forward pass counts 1 a token, a forward and backward pass 3."""
+    return generated + scored + 3 * trained
+
+
 def flatten(metrics: Mapping[str, Recorded]) -> dict[str, float]:
     """The finite numbers by name; entry i of a list becomes ``name/i``. What trackers are given."""
     flat: dict[str, float] = {}

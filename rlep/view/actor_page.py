@@ -7,20 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlep.metrics.spans import spans_of
+from rlep.core.jsonl import LONGEST_LINE
 from rlep.view.charts import STEP, Axis, ChartLook, Curve, line_chart
 from rlep.view.last_steps import LastSteps, end_of
-from rlep.view.record import PHASES
+from rlep.view.record import PHASES, read_spans
 from rlep.view.run_charts import metric_chart, seconds_chart
-from rlep.view.run_files import (
-    LONGEST_LINE,
-    MOST_BYTES,
-    RunPlace,
-    StepLine,
-    number_of,
-    read_json,
-    read_tail,
-)
+from rlep.view.run_files import RunPlace, StepLine, number_of, read_tail
 from rlep.view.steps import read_steps
 from rlep.view.templating import rendered
 
@@ -119,14 +111,10 @@ def stages_of(lines: Sequence[StepLine]) -> list[StageSeconds]:
 
 def timeline_end(place: RunPlace) -> tuple[LastSteps | None, list[str]]:
     """The last whole steps of ``timeline.json``, or why there are none."""
-    tree, missing = read_json(place, "timeline.json", MOST_BYTES)
-    if missing == ("timeline.json is missing",):
+    spans, notes = read_spans(place)
+    if notes == ("timeline.json is missing",):
         return None, ["timeline.json is not written yet: half a minute after the start, rlep timeline asks sooner"]
-    if missing:
-        return None, list(missing)
-    try:
-        spans = spans_of(tree)
-    except ValueError as error:
-        return None, [f"timeline.json: {error}"]
+    if notes:
+        return None, list(notes)
     end = end_of(spans)
     return end, [] if end else ["timeline.json has no whole step"]

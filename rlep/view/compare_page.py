@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rlep.view.charts import Axis, ChartLook, Curve, line_chart
-from rlep.view.record import (
-    COMPUTE,
-    MOST_SOURCES,
-    EvaluationPoint,
-    by_source,
-    compute_at,
-    compute_of_line,
-    read_evaluations,
-)
-from rlep.view.run_charts import axis_of
+from rlep.view.record import COMPUTE, MOST_SOURCES, by_source, compute_of_line, read_evaluations
+from rlep.view.run_charts import AXES, axis_of, evaluation_curve
 from rlep.view.run_files import RunPlace, read_json
 from rlep.view.run_page import SECTIONS
 from rlep.view.state import flat
 from rlep.view.steps import StepTable, read_steps
 from rlep.view.templating import rendered
 from rlep.view.words import label_of
-
-AXES: Mapping[str, str] = {
-    "steps": "steps",
-    "time": "minutes of work",
-    "compute": "million tokens: generated + scored + 3 × trained",
-}
 
 
 def compare(
@@ -42,7 +28,7 @@ def compare(
     drawn = [
         line_chart(
             f"{source}: held-out accuracy",
-            [_evaluation_curve(name, rows.get(source, ()), tables[name], over) for name, rows in evaluated.items()],
+            [evaluation_curve(name, rows.get(source, ()), tables[name], over) for name, rows in evaluated.items()],
             x,
             Axis("correct samples, mean over questions", "share"),
             look=look,
@@ -72,25 +58,6 @@ def compare(
             if len({config.get(key) for config in configs}) > 1
         ],
     )
-
-
-def _evaluation_curve(name: str, rows: Sequence[EvaluationPoint], table: StepTable, over: str) -> Curve:
-    found = sorted(evaluation_points(rows, table, over), key=lambda point: point[0])
-    band = [(at, row.low, row.high) for at, row in found if row.low is not None and row.high is not None]
-    return Curve(name, [(at, row.avg) for at, row in found], band)
-
-
-def evaluation_points(
-    rows: Sequence[EvaluationPoint], table: StepTable, over: str
-) -> list[tuple[float, EvaluationPoint]]:
-    """(position, evaluation) of every one whose position the run recorded."""
-    found = []
-    for row in rows:
-        compute = compute_at(table, row.step) if over == "compute" else None
-        at = {"steps": float(row.step), "time": row.wall_s / 60}.get(over, None if compute is None else compute / 1e6)
-        if at is not None:
-            found.append((at, row))
-    return found
 
 
 def points(table: StepTable, metric: str, over: str) -> tuple[tuple[float, float], ...]:

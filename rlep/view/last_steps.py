@@ -59,6 +59,7 @@ class LastSteps:
     more: int
     """Tracks that are not shown."""
     last: StepBreakdown
+    """Where the last step's time went; actors at work in the steps before it count as idle in it."""
 
 
 def last_steps(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
@@ -68,12 +69,6 @@ def last_steps(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
         return [], []
     begin, end = steps[0].begin, steps[-1].end
     return steps, [span for span in spans if span.actor != DRIVER and span.end > begin and span.begin < end]
-
-
-def last_breakdown(spans: Sequence[Span]) -> StepBreakdown | None:
-    """Where the last whole step's time went; actors at work in the steps before it count as idle in it."""
-    steps, work = last_steps(spans)
-    return breakdown_of(steps[-1], work, {span.actor for span in work}) if steps else None
 
 
 def bars_of(spans: Sequence[Span], begin: float, end: float) -> Bars:

@@ -199,10 +199,10 @@ def evaluation(place: RunPlace, number: int, asked: str | None, query: Query) ->
     """The questions of an evaluation: those whose answers changed first; of one question every sample."""
     held = rollouts.steps_with(place, "samples")
     before = next((other for other in held if other < number), None)
-    rows, notes = or_note(lambda: rollouts.read_samples(place, number))
-    earlier, more = or_note(lambda: rollouts.read_samples(place, before)) if before is not None else ([], [])
+    rows, notes = or_note(lambda: rollouts.read_sample_rows(place, number))
+    earlier, more = or_note(lambda: rollouts.read_sample_rows(place, before)) if before is not None else ([], [])
     samples, damage = (
-        or_note(lambda: rollouts.read_samples(place, number, asked, texts=True)) if asked is not None else ([], [])
+        or_note(lambda: rollouts.read_sample_rows(place, number, asked, texts=True)) if asked is not None else ([], [])
     )
     results = sorted(_results(rows, earlier), key=lambda result: (-abs(result.change), result.prompt_id))
     with_status = {row["prompt_id"] for row in rows if query.status in ("", row["status"])}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlep.services.pool.rpc.client import PoolClient
-from rlep.services.pool.rpc.served_census import PoolEntry, census, entries_of_prompt, response_counts, stats_of
+from rlep.services.pool.rpc.served_census import PoolEntry, entries_of_prompt, response_counts, served_client, stats_of
 from rlep.services.pool.values import PoolPlace, PoolStats
 from rlep.view import rollouts
 from rlep.view.charts import Axis, Drawing, bar_chart
@@ -128,7 +128,7 @@ def entries_of(places: Sequence[PoolPlace], prompt_id: str) -> tuple[list[tuple[
     for place in places:
 
         def read(place: PoolPlace = place) -> list[tuple[str, list[PoolEntry], int]]:
-            with census(place) as opened:
+            with served_client(place) as opened:
                 return [(place.name, *entries_of_prompt(opened, prompt_id, ENTRIES))]
 
         entries, missing = or_note(read)
@@ -159,7 +159,7 @@ def _asked(run: RunPlace, steps: Sequence[int]) -> list[str]:
 
 def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
     def read() -> list[tuple[PoolStats, list[int], list[SomeQuestion]]]:
-        with census(place) as opened:
+        with served_client(place) as opened:
             return [(stats_of(opened), response_counts(opened, asked), _some(opened))]
 
     found, notes = or_note(read)

@@ -12,7 +12,7 @@ from rlep.core.errors import DataError
 from rlep.services.pool.rpc.places import SOCKET
 from rlep.services.pool.rpc.served_census import pool_names
 from rlep.services.pool.values import LIVE, PoolPlace
-from rlep.view.run_files import RunPlace, or_note, read_json
+from rlep.view.run_files import RunPlace, or_note, read_json, section_of
 
 
 class PoolPlaces:
@@ -39,7 +39,7 @@ class PoolPlaces:
         config, notes = read_json(run, "config.json")
         if not config:
             return [], list(notes)
-        pool, url = _table(config, "pool"), _text(config, "pool", "url")
+        pool, url = section_of(config, "pool"), _text(config, "pool", "url")
         directory = Path(text) if (text := _text(config, "pool", "directory")) else run.directory / "pool"
         try:
             found = self._found(url, directory)
@@ -47,7 +47,7 @@ class PoolPlaces:
             return [], [str(error)]
         except (OSError, RuntimeError, ValueError) as error:  # a path too long, links in a circle
             return [], [f"its pool's directory cannot be read: {error}"]
-        source = _table(config, "replay").get("source")
+        source = section_of(config, "replay").get("source")
         names = [] if source == "live" else [str(pool.get("name", "pool"))]
         if source in ("live", "both"):
             names.append(f"{_text(config, 'run', 'name') or ''}{LIVE}")
@@ -81,11 +81,6 @@ def _shown(url: str) -> str:
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
 
 
-def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def _text(config: Mapping[str, Any], table: str, name: str) -> str | None:
-    found = _table(config, table).get(name)
+    found = section_of(config, table).get(name)
     return found if isinstance(found, str) and found and "\0" not in found else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlep.core.errors import DataError
+from rlep.metrics.catalogue import compute_of
 from rlep.metrics.spans import Span, spans_of
 from rlep.view.run_files import MOST_BYTES, RunPlace, number_of, read_json, read_tail, section_of
 from rlep.view.steps import StepTable, read_steps
@@ -24,7 +25,7 @@ RLEP, LIVE = "RLEP", "live replay"
 MOST_SOURCES = 32
 """Data sources, and numbers of samples k of pass@k, that are drawn."""
 COMPUTE = ("compute/generated_tokens", "compute/scored_tokens", "compute/trained_tokens")
-"""Metrics of compute so far; a trained token counts three times."""
+"""Metrics of compute so far, in the order of ``compute_of``."""
 _COUNT = re.compile("[0-9]{1,9}(?![0-9])")
 
 
@@ -129,11 +130,8 @@ def compute_at(table: StepTable, step: int) -> float | None:
 
 
 def compute_of_line(numbers: Mapping[str, float]) -> float | None:
-    """Generated + scored + 3 × trained tokens: a forward pass counts 1 a token, a forward and backward pass 3."""
-    if not all(name in numbers for name in COMPUTE):
-        return None
-    generated, scored, trained = (numbers[name] for name in COMPUTE)
-    return generated + scored + 3 * trained
+    """Compute by the metrics of a line; None where one is missing."""
+    return compute_of(*(numbers[name] for name in COMPUTE)) if all(name in numbers for name in COMPUTE) else None
 
 
 def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
@@ -145,7 +143,7 @@ def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
     evaluations, evaluation_notes = read_evaluations(place)
     happened = read_tail(place, "events.jsonl", MOST_BYTES)
     collection, collection_notes = _collection(place)
-    spans, span_notes = _spans(place)
+    spans, span_notes = read_spans(place)
     run, rollout = section_of(config, "run"), section_of(config, "rollout")
     replays = _integer(section_of(config, "replay").get("count")) or 0
     return RunRecord(
@@ -164,7 +162,8 @@ def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
         manifest=manifest,
         spans=spans,
         notes=(
-            *config_notes, *manifest_notes, *notes, *evaluation_notes, *happened.notes, *collection_notes, *span_notes
+            *config_notes, *manifest_notes, *notes, *evaluation_notes, *happened.notes, *collection_notes,
+            *(note for note in span_notes if not note.endswith(" is missing")),
         ),
     )  # fmt: skip
 
@@ -224,10 +223,11 @@ def _passes(raw: Mapping[str, Any]) -> dict[int, float]:
     return {int(k): share for k, v in raw.items() if _COUNT.fullmatch(k) and (share := number_of(v)) is not None}
 
 
-def _spans(place: RunPlace) -> tuple[tuple[Span, ...], tuple[str, ...]]:
+def read_spans(place: RunPlace) -> tuple[tuple[Span, ...], tuple[str, ...]]:
+    """The work that ``timeline.json`` tells of, and notes on what could not be read."""
     tree, notes = read_json(place, "timeline.json", MOST_BYTES)
-    if not tree:
-        return (), tuple(note for note in notes if not note.endswith(" is missing"))
+    if notes:
+        return (), notes
     try:
         return tuple(spans_of(tree)), ()
     except ValueError as error:

@@ -9,18 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 from rlep.view.charts import STEP, Axis, Curve, Drawing, Points, bar_chart, line_chart
-from rlep.view.last_steps import end_of, last_breakdown
-from rlep.view.record import (
-    LIVE,
-    PHASES,
-    CollectionFiles,
-    EvaluationPoint,
-    RunRecord,
-    compute_at,
-    load_runs,
-    method_of,
-)
-from rlep.view.run_charts import group_charts, lost_share, seconds_chart, weight_charts
+from rlep.view.last_steps import LastSteps, end_of
+from rlep.view.record import LIVE, PHASES, CollectionFiles, RunRecord, load_runs, method_of
+from rlep.view.run_charts import AXES, evaluation_curve, group_charts, lost_share, seconds_chart, weight_charts
 from rlep.view.summary import Summary, curve, percent, summary_of
 from rlep.view.templating import as_file, rendered
 
@@ -30,15 +21,16 @@ ACCURACY = Axis("correct samples, mean over questions", "share")
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFiles:
-    """Where the report lies."""
+class Report:
+    """Where a report lies, and its numbers."""
 
     html: Path
     svg: Path
     """Its first chart, for a page of your own."""
+    summary: Summary
 
 
-def build_report(run_directories: Sequence[Path], out: Path) -> ReportFiles:
+def build_report(run_directories: Sequence[Path], out: Path) -> Report:
     """Write ``report.html`` (self-contained) and ``report.svg`` into the directory ``out``.
 
     Runs may be in progress and files may be missing: the page shows what there is and says what is not.
@@ -47,16 +39,17 @@ def build_report(run_directories: Sequence[Path], out: Path) -> ReportFiles:
     records = load_runs(run_directories)
     found = summary_of(records)
     charts = charts_of(records, found)
-    files = ReportFiles(out / "report.html", out / "report.svg")
+    report = Report(out / "report.html", out / "report.svg", found)
     out.mkdir(parents=True, exist_ok=True)
-    files.html.write_text(page(records, found, charts), encoding="utf-8")
+    report.html.write_text(page(records, found, charts), encoding="utf-8")
     if charts:
-        files.svg.write_text(rendered("picture.svg", one=charts[0]), encoding="utf-8")
-    return files
+        report.svg.write_text(rendered("picture.svg", one=charts[0]), encoding="utf-8")
+    return report
 
 
 def page(records: Sequence[RunRecord], found: Summary, charts: Sequence[Drawing]) -> str:
     """The whole page."""
+    ends = [(run.label, end) for run in records if (end := end_of(run.spans))]
     return as_file(
         "report.html",
         title=" · ".join(run.label for run in found.runs) or "rlep",
@@ -65,10 +58,10 @@ def page(records: Sequence[RunRecord], found: Summary, charts: Sequence[Drawing]
         summary=found.rows(),
         source=found.data_source or "held-out questions",
         pictures=charts,
-        ends=[(run.label, end) for run in records if (end := end_of(run.spans))],
+        ends=ends,
         evaluations=evaluations(records),
         seconds=seconds(records),
-        last_steps=last_steps(records),
+        last_steps=last_steps(ends),
         events=[
             {"run": run.label, "event": name, "times": many}
             for run in records
@@ -108,15 +101,17 @@ def accuracy_charts(
         "certain."
     )
     axes = (
-        ("Held-out accuracy by step", STEP, f"The band is the 95 % interval over questions. {rings}"),
+        ("steps", "Held-out accuracy by step", STEP, f"The band is the 95 % interval over questions. {rings}"),
         (
+            "time",
             "Held-out accuracy by wall clock",
             Axis("minutes the run has worked"),
             f"The clock of a run counts from its own start, with evaluations and without pauses.{clock}{cost}",
         ),
         (
+            "compute",
             "Held-out accuracy by compute",
-            Axis("million tokens: generated + scored + 3 × trained"),
+            Axis(AXES["compute"]),
             "Every token that went through the model in the run, prompts included. A pool costs more: the run behind it and "
             "the collection are not in this figure.",
         ),
@@ -128,9 +123,9 @@ def accuracy_charts(
             axis,
             ACCURACY,
             caption=caption,
-            rings=_rings(found, over) if over < 2 else (),
+            rings=_rings(found, over),
         )
-        for over, (title, axis, caption) in enumerate(axes)
+        for over, title, axis, caption in axes
     ]
 
 
@@ -205,12 +200,11 @@ def seconds(records: Sequence[RunRecord]) -> list[dict[str, str]]:
     return rows
 
 
-def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """Critical path and idle roles of the last whole step of each run that left a timeline."""
-    found = [(run, last_breakdown(run.spans)) for run in records]
+def last_steps(ends: Sequence[tuple[str, LastSteps]]) -> list[dict[str, str]]:
+    """Critical path and idle roles of the last whole step of each run, by label."""
     return [
         {
-            "run": run.label,
+            "run": label,
             "step": str(last.number),
             "seconds": f"{last.seconds:.2f}",
             "critical path": ", ".join(
@@ -218,8 +212,7 @@ def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
             ),
             "idle": ", ".join(f"{role} {100 * share:.0f} %" for role, share in last.idle.items()),
         }
-        for run, last in found
-        if last is not None
+        for label, last in ((label, end.last) for label, end in ends)
     ]
 
 
@@ -230,16 +223,9 @@ def facts(run: RunRecord) -> list[Mapping[str, str]]:
     return [{"fact": key, "value": value} for key, value in known.items()]
 
 
-def _curve(run: RunRecord, source: str | None, over: int) -> Curve:
-    def position(row: EvaluationPoint) -> float | None:
-        if over == 2:
-            return None if (tokens := compute_at(run.table, row.step)) is None else tokens / 1e6
-        return float(row.step) if over == 0 else row.wall_s / 60
-
-    placed = [(at, row) for row in curve(run, source) if (at := position(row)) is not None]
-    main = run.role in ("baseline", "rlep")
-    band = [(at, row.low, row.high) for at, row in placed if main and row.low is not None and row.high is not None]
-    return _of_role(run, [(at, row.avg) for at, row in placed], band)
+def _curve(run: RunRecord, source: str | None, over: str) -> Curve:
+    found = evaluation_curve(run.label, curve(run, source), run.table, over)
+    return _of_role(run, found.points, found.band if run.role in ("baseline", "rlep") else ())
 
 
 def _of_role(run: RunRecord, points: Points, band: Sequence[tuple[float, float, float]] = ()) -> Curve:
@@ -248,14 +234,15 @@ def _of_role(run: RunRecord, points: Points, band: Sequence[tuple[float, float, 
     return Curve(run.label, points, band, dashed=run.role not in ("baseline", "rlep"), colour=colour)
 
 
-def _rings(found: Summary, over: int) -> list[tuple[float, float]]:
-    """The baseline's peak, and where the other run reaches it if that is certain, over steps (0) or minutes (1)."""
+def _rings(found: Summary, over: str) -> list[tuple[float, float]]:
+    """The baseline's peak, and where the other run reaches it if that is certain; none over compute."""
     at = found.crossing
-    if at is None:
+    if at is None or over == "compute":
         return []
-    places = [((at.baseline_step, at.baseline_wall_s / 60)[over], at.peak)]
+    steps = over == "steps"
+    places = [(at.baseline_step if steps else at.baseline_wall_s / 60, at.peak)]
     if at.certain and at.rlep is not None:
-        places.append(((at.rlep.step, at.rlep.wall_s / 60)[over], at.rlep.avg))
+        places.append((at.rlep.step if steps else at.rlep.wall_s / 60, at.rlep.avg))
     return places
 
 

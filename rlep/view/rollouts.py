@@ -189,7 +189,7 @@ def read_written(
     return found, notes
 
 
-def read_samples(run: RunPlace, step: int, prompt: str | None = None, *, texts: bool = False) -> list[Row]:
+def read_sample_rows(run: RunPlace, step: int, prompt: str | None = None, *, texts: bool = False) -> list[Row]:
     """The samples of an evaluation; ``response`` and its ``ends`` only with ``texts``. Raises ``DataError``."""
     columns = [name for name in SAMPLE_COLUMNS if texts or name not in ("response", "ends")]
     only = None if prompt is None else ("prompt_id", prompt)

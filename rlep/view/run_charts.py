@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlep.view.charts import STEP, Axis, ChartLook, Curve, Drawing, Key, line_chart, ramp, stack_chart
-from rlep.view.record import PHASES, EvaluationPoint
+from rlep.view.record import PHASES, EvaluationPoint, compute_at
 from rlep.view.run_files import StepLine
 from rlep.view.steps import StepTable
 from rlep.view.words import label_of, unit_of
+
+AXES: Mapping[str, str] = {
+    "steps": "steps",
+    "time": "minutes of work",
+    "compute": "million tokens: generated + scored + 3 × trained",
+}
+"""What runs are compared over → its words."""
 
 
 def metric_chart(title: str, table: StepTable, names: Sequence[str], look: ChartLook) -> Drawing | None:
@@ -27,13 +34,18 @@ def axis_of(name: str) -> Axis:
     return Axis({"s": "seconds", "": "value"}.get(unit, unit), unit)
 
 
-def evaluation_curves(
-    rows: Sequence[EvaluationPoint],
-) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
-    """(step, accuracy) and (step, low, high) of evaluations."""
-    points = [(float(row.step), row.avg) for row in rows]
-    band = [(float(row.step), row.low, row.high) for row in rows if row.low is not None and row.high is not None]
-    return points, band
+def evaluation_curve(label: str, rows: Sequence[EvaluationPoint], table: StepTable, over: str = "steps") -> Curve:
+    """Accuracy with its interval over one of ``AXES``, of the evaluations whose place on it the run recorded."""
+    placed = [(at, row) for row in rows if (at := _place(row, table, over)) is not None]
+    placed.sort(key=lambda point: point[0])
+    band = [(at, row.low, row.high) for at, row in placed if row.low is not None and row.high is not None]
+    return Curve(label, [(at, row.avg) for at, row in placed], band)
+
+
+def _place(row: EvaluationPoint, table: StepTable, over: str) -> float | None:
+    if over == "compute":
+        return None if (compute := compute_at(table, row.step)) is None else compute / 1e6
+    return row.wall_s / 60 if over == "time" else float(row.step)
 
 
 def seconds_chart(title: str, table: StepTable) -> Drawing | None:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from rlep.core.errors import DataError, RlepError
+from rlep.core.jsonl import LONGEST_LINE
 
 MARKS = ("events.jsonl", "metrics.jsonl")
 """A directory with one of these is a run's; a model directory has a config.json, too."""
@@ -25,7 +26,6 @@ MOST_RUNS = 2000
 MOST_BYTES = 32 * 2**20
 """Of a JSON Lines file: the end of a longer one is read. Also of all that are kept in memory."""
 TAIL_BYTES = 2**16
-LONGEST_LINE = 2**20
 LARGEST = 1e300
 """Number of a file that is read: sums and differences of many still are finite."""
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from rlep.core.jsonl import LONGEST_LINE
 from rlep.metrics.catalogue import EVENTS
 from rlep.view import rollouts
 from rlep.view.charts import STEP, Axis, ChartLook, Curve, Drawing, line_chart
 from rlep.view.record import MOST_SOURCES, PHASES, EvaluationPoint, by_source, headline_source, read_evaluations
-from rlep.view.run_charts import evaluation_curves, group_charts, metric_chart, replay_share, seconds_chart
-from rlep.view.run_files import LONGEST_LINE, RunPlace, StepLine, number_of, read_json, read_tail
+from rlep.view.run_charts import evaluation_curve, group_charts, metric_chart, replay_share, seconds_chart
+from rlep.view.run_files import RunPlace, StepLine, number_of, read_json, read_tail
 from rlep.view.state import RunLine, flat, summaries_of, summary_of
 from rlep.view.steps import StepTable, read_steps
 from rlep.view.templating import rendered, shown
@@ -243,7 +244,7 @@ def _sections(
     own = [metric_chart(name, table, [name], look) for name in own_names(table)[:MOST_OWN]]
     found: dict[str, list[Drawing | None]] = {
         "Chosen": chosen,
-        "Held-out questions": held_out_charts(evaluations, look),
+        "Held-out questions": held_out_charts(evaluations, table, look),
     }
     for section, charts in SECTIONS.items():
         found[section] = [metric_chart(title, table, names, look) for title, names in charts]
@@ -258,9 +259,9 @@ def _sections(
     return [(section, several) for section, several in drawn.items() if several]
 
 
-def held_out_charts(evaluations: Sequence[EvaluationPoint], look: ChartLook) -> list[Drawing | None]:
+def held_out_charts(evaluations: Sequence[EvaluationPoint], table: StepTable, look: ChartLook) -> list[Drawing | None]:
     """Accuracy with its interval for each data source, and pass@k of the one that stands for all."""
-    curves = [Curve(source, *evaluation_curves(rows)) for source, rows in by_source(evaluations).items()]
+    curves = [evaluation_curve(source, rows, table) for source, rows in by_source(evaluations).items()]
     headline = headline_source(evaluations)
     rows = [row for row in evaluations if row.data_source == headline]
     ks = sorted({k for row in rows for k in row.passes})[:MOST_SOURCES]

@@ -17,7 +17,7 @@ from typing import Any
 from rlep.core.errors import DataError
 from rlep.view.record import EvaluationPoint, evaluation_of
 from rlep.view.run_files import MOST_RUNS, RunPlace, number_of, read_json, read_tail
-from rlep.view.steps import last_step
+from rlep.view.steps import fields_of
 
 LATEST_S = 120.0
 """A run without an end in its events counts as running while its files change at least this often …"""
@@ -131,7 +131,8 @@ def mark_of(place: RunPlace) -> str:
 def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _Known:
     config, _ = read_json(place, "config.json")
     manifest, _ = read_json(place, "manifest.json")
-    last = last_step(place, ("rollout/accuracy", "rollout/reward", "time/step"))
+    newest = filter(None, map(fields_of, reversed(read_tail(place, "metrics.jsonl").lines)))
+    step, _, metrics = next(newest, (-1, 0.0, {}))
     settings = settings if isinstance(settings := config.get("run"), dict) else {}
     planned = settings.get("steps")
     line = RunLine(
@@ -139,14 +140,14 @@ def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _K
         label=str(settings.get("name", place.name)),
         command=str(manifest.get("command", "–")),
         state=_state(read_tail(place, "events.jsonl").lines),
-        steps=last.step + 1 if last else 0,
+        steps=step + 1,
         planned=planned if type(planned) is int and number_of(planned) is not None else None,
         held_out=next(filter(None, map(evaluation_of, reversed(read_tail(place, "evaluations.jsonl").lines))), None),
-        accuracy=last.numbers.get("rollout/accuracy") if last else None,
-        reward=last.numbers.get("rollout/reward") if last else None,
+        accuracy=number_of(metrics.get("rollout/accuracy")),
+        reward=number_of(metrics.get("rollout/reward")),
         changed=max((held[1] / 1e9 for held in files[:2] if held), default=0.0),
     )
-    seconds = last.numbers.get("time/step", 0.0) if last else 0.0
+    seconds = number_of(metrics.get("time/step")) or 0.0
     return _Known(files, line, max(LATEST_S, STEPS_A_CHANGE * seconds), manifest.get("host"))
 
 

@@ -7,14 +7,15 @@ import math
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic_core import from_json
 
-from rlep.view.run_files import LONGEST_LINE, MOST_BYTES, TAIL_BYTES, RunPlace, StepLine, number_of
+from rlep.core.jsonl import LONGEST_LINE
+from rlep.view.run_files import MOST_BYTES, RunPlace, StepLine, number_of
 
 MOST_CELLS = 16 * 2**20
 """Numbers of all files that are kept, 8 bytes each; the files that were not asked for longest go first."""
@@ -118,23 +119,6 @@ def read_steps(run: RunPlace) -> tuple[StepTable, tuple[str, ...]]:
         return StepTable(), (f"{name} cannot be read: {error}",)
 
 
-def last_step(run: RunPlace, names: Sequence[str]) -> StepLine | None:
-    """These metrics of the newest complete line among the last bytes of ``metrics.jsonl``."""
-    try:
-        with run.file("metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-            raw = file.read(TAIL_BYTES)
-    except (OSError, ValueError):
-        return None
-    complete = raw.rpartition(b"\n")[0].split(b"\n")
-    newest = next((line for line in map(_line_of, reversed(complete)) if line is not None), None)
-    if newest is None:
-        return None
-    step, wall_s, metrics = newest
-    numbers = {name: value for name in names if (value := number_of(metrics.get(name))) is not None}
-    return StepLine(step, wall_s, numbers)
-
-
 def _updated(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
     size, inode = file.seek(0, 2), path.stat().st_ino
     kept = _KEPT.get(path)
@@ -188,7 +172,11 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _line_of(raw: bytes) -> Fields | None:
-    line = _object_of(raw)
+    return fields_of(_object_of(raw))
+
+
+def fields_of(line: Mapping[str, Any]) -> Fields | None:
+    """The parts of a line of ``metrics.jsonl``; None where it has no step or no metrics."""
     step, metrics = line.get("step"), line.get("metrics")
     if type(step) is not int or not -(2**63) <= step < 2**63 or not isinstance(metrics, dict):
         return None

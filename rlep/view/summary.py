@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 
 from rlep.view.paired import PairedDifference, area, paired_difference
-from rlep.view.record import EvaluationPoint, Role, RunRecord, headline_source, load_runs, method_of
+from rlep.view.record import EvaluationPoint, Role, RunRecord, headline_source, method_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +63,10 @@ class BaselineReached:
     peak: float
     baseline_step: int
     baseline_wall_s: float
-    rlep_step: int | None
-    """None while RLEP has not reached it."""
-    rlep_wall_s: float | None
-    rlep: EvaluationPoint | None = None
-    """RLEP's evaluation at that step."""
-    baseline: EvaluationPoint | None = None
-    """The baseline's at that step, or its last before."""
+    rlep: EvaluationPoint | None
+    """RLEP's evaluation there; None while it has not reached it."""
+    baseline: EvaluationPoint | None
+    """The baseline's at RLEP's step, or its last before."""
     difference: PairedDifference | None = None
     """RLEP's minus the baseline's there, where the samples of both are of the same questions."""
 
@@ -108,16 +104,16 @@ class Summary:
             return "No comparison yet: it needs evaluations of a run without replays and of one with replays."
         at = self.crossing
         first = f"The baseline peaks at {percent(at.peak)} at step {at.baseline_step}"
-        if at.rlep_step is None:
+        if at.rlep is None:
             text = f"{first}; {self.method} has not reached that."
         else:
-            share = f" ({at.rlep_step / at.baseline_step:.0%} of the steps)" if at.baseline_step else ""
+            share = f" ({at.rlep.step / at.baseline_step:.0%} of the steps)" if at.baseline_step else ""
             theirs = f"the baseline {with_interval(at.baseline)}{_paired_text(at.difference)}"
-            text = f"{first}; {self.method} reaches that at step {at.rlep_step}{share}: {with_interval(at.rlep)} there, {theirs}."
+            text = f"{first}; {self.method} reaches that at step {at.rlep.step}{share}: {with_interval(at.rlep)} there, {theirs}."
             if not at.certain:
                 overlap = "" if at.difference else ", and these intervals overlap"
                 text = (
-                    f"{first}. Whether {self.method} reaches that sooner is not certain: at step {at.rlep_step} it has "
+                    f"{first}. Whether {self.method} reaches that sooner is not certain: at step {at.rlep.step} it has "
                     f"{with_interval(at.rlep)}, {theirs}{overlap}."
                 )
         if self.means is None:
@@ -125,13 +121,8 @@ class Summary:
         return f"{text} {mean_sentence(self.method, *self.means, self.difference)} {ONE_SEED}"
 
 
-def summary(run_directories: Sequence[Path]) -> Summary:
-    """The numbers of the given run directories; the first with M = 0 is the baseline, the first with M > 0 is RLEP."""
-    return summary_of(load_runs(run_directories))
-
-
 def summary_of(records: Sequence[RunRecord]) -> Summary:
-    """As ``summary``, of runs already read."""
+    """The numbers of runs; the first with M = 0 is the baseline, the first with M > 0 is RLEP."""
     source = headline_source([row for record in records for row in record.evaluations])
     trained = [record for record in records if record.role != "collection"]
     mains = {record.role: (record, curve(record, source)) for record in reversed(trained)}
@@ -213,8 +204,6 @@ def crossing(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint
         peak=peak.avg,
         baseline_step=peak.step,
         baseline_wall_s=peak.wall_s,
-        rlep_step=reached.step if reached else None,
-        rlep_wall_s=reached.wall_s if reached else None,
         rlep=reached,
         baseline=before[-1] if before else None,
     )

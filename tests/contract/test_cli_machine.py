@@ -57,8 +57,7 @@ def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that
     monkeypatch.setattr(workflow, "train", ran)
     monkeypatch.setattr(workflow, "collect", ran)
     monkeypatch.setattr(workflow, "collected_text", lambda *_: "")
-    monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html=""))
-    monkeypatch.setattr(workflow, "summary", lambda _: None)
+    monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html="", summary=None))
     monkeypatch.setattr(workflow, "show_summary", lambda _, **__: None)
     if gpus:  # the CUDA builds, and a GPU
         monkeypatch.setattr(workflow, "installed", {"vllm": "0.32.0"}.get)

@@ -33,10 +33,8 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (collecting, workflow):
         monkeypatch.setattr(place, "collect", two_steps)
         monkeypatch.setattr(place, "collected_text", lambda config, _: f"pool of {config.run.name}")
-    monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html="report.html"))
-    monkeypatch.setattr(
-        workflow, "summary", lambda _: SimpleNamespace(rows=lambda: [{"run": "rlep"}], notes=(), headline=str)
-    )
+    summary = SimpleNamespace(rows=lambda: [{"run": "rlep"}], notes=(), headline=str)
+    monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html="report.html", summary=summary))
 
 
 @pytest.fixture

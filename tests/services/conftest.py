@@ -23,7 +23,7 @@ from rlep.services.pool.rpc.server import PoolServer
 from rlep.services.pool.values import PoolOptions
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import build_verifier
-from tests.services.pool.pool_servers import serving
+from tests.services.pool.pool_servers import serving, socket_in
 
 TOKENIZER = "tokenizer-digest"
 MakeTrajectory = Callable[..., Trajectory]
@@ -67,6 +67,13 @@ def one_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedi
     """One embedded Redis for a test file to which its kind is the same."""
     with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def served_redis(one_redis: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
+    """The same while a server has its pools: commands and pages join it."""
+    with serving(one_redis, listen=socket_in(one_redis)):
+        yield one_redis
 
 
 @pytest.fixture

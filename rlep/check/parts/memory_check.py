@@ -11,7 +11,7 @@ import torch
 from rlep.check.parts.learner_checks import make_rank
 from rlep.check.parts.outcome import CheckFailed
 from rlep.check.parts.synthetic import Rig
-from rlep.core.heap import return_freed_memory
+from rlep.core.heap import resident, return_freed_memory
 from rlep.core.plural import sized
 from rlep.core.types import SequenceBatch
 from rlep.engines.learner.packed_row import largest_update
@@ -33,7 +33,7 @@ def memory(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
     plan = plan_learner(rig.plain.model_copy(update={"learner": alone}), read_shape(rig.model))
     planned = plan.peak_bytes - (plan.host_bytes if rig.cuda else 0)
     _update(rig, learner, "warm", largest_update(1, SHORT, SHORT))
-    before = 0 if rig.cuda else _resident("VmRSS")
+    before = 0 if rig.cuda else resident()
     measured = (
         _update(rig, learner, "memory", largest_update(1, rig.config.learner.micro_batch_tokens, rig.context)) - before
     )
@@ -52,14 +52,9 @@ def _update(rig: Rig, learner: type[LearnerRank], name: str, batch: SequenceBatc
             return_freed_memory()
             Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
         made.update(batch, rollout=0)
-        peak = torch.cuda.max_memory_allocated() if rig.cuda else _resident("VmHWM")
+        peak = torch.cuda.max_memory_allocated() if rig.cuda else resident("VmHWM")
     del made
     gc.collect()
     if not rig.cuda:
         return_freed_memory()
     return peak
-
-
-def _resident(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))

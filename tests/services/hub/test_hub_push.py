@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,20 +22,10 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from tests.engines.test_thinking_tokens import write
 from tests.fake_hub import Hub
 from tests.services.pool.pool_commands import MODEL, ROWS, Commands
-from tests.services.pool.pool_servers import serving, socket_in
 from tests.unit.launch.test_evaluated_model import checkpoint, run_of
 
 SHARED = "datasets/org/shared"
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # as huggingface_hub gives httpx2 a large file
-
-
-@pytest.fixture(scope="module")
-def server(any_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    with (
-        EmbeddedRedis(tmp_path_factory.mktemp("pool"), any_binary) as server,
-        serving(server, listen=socket_in(server)),
-    ):
-        yield server
 
 
 @pytest.fixture
@@ -48,10 +37,10 @@ def writer(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 @pytest.fixture
-def rlep(server: EmbeddedRedis, tmp_path: Path, request: pytest.FixtureRequest) -> Commands:
+def rlep(served_redis: EmbeddedRedis, tmp_path: Path, request: pytest.FixtureRequest) -> Commands:
     data = tmp_path / "questions.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return Commands(server, load_tokenizer(MODEL), data, f"push-{zlib.crc32(request.node.nodeid.encode()):x}")
+    return Commands(served_redis, load_tokenizer(MODEL), data, f"push-{zlib.crc32(request.node.nodeid.encode()):x}")
 
 
 def filled(rlep: Commands, *texts: str) -> str:

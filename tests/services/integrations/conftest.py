@@ -15,6 +15,11 @@ from tests.services.integrations.pool_process import pool_process
 OpenPool = Callable[..., PoolClient]
 
 
+@pytest.fixture(autouse=True)
+def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")  # TRL's warning would be an error here
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server for the tests of a file."""

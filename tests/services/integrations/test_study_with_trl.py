@@ -26,11 +26,6 @@ MARKS = (1000.0, 5.0 * ROWS * LONGEST + 1)
 """Reached by the first rollout; and by the second or the third."""
 
 
-@pytest.fixture(autouse=True)
-def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")  # the warning would be an error here
-
-
 @pytest.mark.parametrize("replays", [0, 2])
 def test_the_ledger_has_each_row_once_and_generates_no_replay(pool_of: OpenPool, tmp_path: Path, replays: int) -> None:
     """Two rollouts of two optimizer steps, with four prompts of four rows each."""

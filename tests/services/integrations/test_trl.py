@@ -27,11 +27,6 @@ from tests.services.integrations.trl_scene import (
 GROUP = 4
 
 
-@pytest.fixture(autouse=True)
-def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")  # the warning would be an error here
-
-
 def same(one: Trained, other: Trained, *columns: str) -> bool:
     """Tell whether numbers of the log and weights are equal to the bit."""
     ours, theirs = one.weights, other.weights

@@ -29,11 +29,6 @@ from tests.services.integrations.trl_episodes_scene import (
 from tests.services.integrations.trl_scene import Engine, correct, trained, with_engine
 
 
-@pytest.fixture(autouse=True)
-def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-
-
 def beside(pool: PoolClient, output: Path, script: Script, **given: Any) -> Any:
     """A trainer of episodes with replay, before its training."""
     replay = TrlReplay(pool, count=1, **given.pop("options", {}))

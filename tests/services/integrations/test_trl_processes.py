@@ -17,11 +17,6 @@ from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.trl_scene import fill, own_environment, solutions, trained
 
 
-@pytest.fixture(autouse=True)
-def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-
-
 def ranks(output: Path, **settings: Any) -> list[dict[str, Any]]:
     """What each of two processes saw."""
     output.mkdir()

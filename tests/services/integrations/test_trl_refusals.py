@@ -32,11 +32,6 @@ from tests.services.integrations.trl_scene import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-
-
 def test_training_goes_on_when_the_server_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pool_process(tmp_path / "pools") as address, PoolClient(address, pool="one") as pool:
         fill(pool, solutions(3))

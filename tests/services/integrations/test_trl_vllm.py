@@ -22,11 +22,6 @@ from tests.services.integrations.trl_scene import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _hook_is_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-
-
 def stepped(replay: TrlReplay, output: Path, **given: Any) -> tuple[Any, Engine]:
     """One rollout and its update, with the engine."""
     engine = Engine()

@@ -21,16 +21,16 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc.access import Tokens
 from rlep.services.pool.rpc.places import hosted
 from rlep.services.pool.rpc.served_census import (
-    census,
     entries_of_prompt,
     pool_names,
     response_counts,
+    served_client,
     stats_of,
 )
 from rlep.services.pool.values import PoolPlace
 from rlep.view.words import short
 from tests.services.conftest import MakeTrajectory
-from tests.services.pool.pool_servers import serving, socket_in
+from tests.services.pool.pool_servers import serving
 from tests.unit.view.console_scene import client_of, write_run
 from tests.unit.view.page_checks import Found, assert_harmless, page
 from tests.unit.view.pool_scene import asked, fill, opened
@@ -56,13 +56,6 @@ def served(runs: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def served_redis(one_redis: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
-    """A Redis while a process serves its pools."""
-    with serving(one_redis, listen=socket_in(one_redis)):
-        yield one_redis
-
-
-@pytest.fixture(scope="module")
 def counted(served_redis: EmbeddedRedis, trajectory: MakeTrajectory) -> PoolPlace:
     """A pool whose questions have ``HELD`` responses; of the first question's one each is removed and quarantined."""
     with opened(served_redis, "counted", "tok") as pool:
@@ -83,7 +76,7 @@ def test_a_pool_is_counted_at_every_address_alike(counted: PoolPlace, tmp_path: 
         place = PoolPlace(f"grpc://{server.address}", Path(), "counted", token_file)
         assert "counted" in pool_names(place)
         for address in (counted, place):
-            with census(address) as look:
+            with served_client(address) as look:
                 stats, (entries, total) = stats_of(look), entries_of_prompt(look, "q5", 4)
                 assert response_counts(look, ["q5", "nobody", "q2"]) == [9, 0, 2]
                 aside, kept = (entries_of_prompt(look, prompt_id, 4)[0] for prompt_id in ("q0", "q1"))

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,17 +22,7 @@ from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.codec import decode
 from rlep.services.pool.storage.store import NewRecord
 from tests.services.pool.pool_commands import IDS, MODEL, ROWS, Commands
-from tests.services.pool.pool_servers import serving, socket_in, token_file
-
-
-@pytest.fixture(scope="module")
-def server(any_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    """Stays up between commands, which join it."""
-    with (
-        EmbeddedRedis(tmp_path_factory.mktemp("pool"), any_binary) as server,
-        serving(server, listen=socket_in(server)),
-    ):
-        yield server
+from tests.services.pool.pool_servers import serving, token_file
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +38,8 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def rlep(server: EmbeddedRedis, tokenizer: Tokenizer, data: Path, request: pytest.FixtureRequest) -> Commands:
-    return Commands(server, tokenizer, data, f"cli-{zlib.crc32(request.node.nodeid.encode()):x}")
+def rlep(served_redis: EmbeddedRedis, tokenizer: Tokenizer, data: Path, request: pytest.FixtureRequest) -> Commands:
+    return Commands(served_redis, tokenizer, data, f"cli-{zlib.crc32(request.node.nodeid.encode()):x}")
 
 
 @pytest.fixture

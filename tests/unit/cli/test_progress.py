@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from rlep.actors.run_progress import Phase, StepReport
-from rlep.cli.progress import TerminalProgress, duration
+from rlep.cli.progress import TerminalProgress, as_clock
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import run_step
 from rlep.driver.train import Training
@@ -157,4 +157,4 @@ async def test_the_numbers_of_a_step_are_those_of_metrics_jsonl(
     [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (3599.4, "59:59"), (7500, "2:05:00")],
 )
 def test_a_duration_reads_as_on_a_clock(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert as_clock(seconds) == text

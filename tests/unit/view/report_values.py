@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rlep.metrics.catalogue import MetricValue
 from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog
+from rlep.view.record import load_runs
+from rlep.view.summary import Summary, summary_of
 
 Curve = Sequence[tuple[int, float]]
 
@@ -20,6 +22,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def summary(runs: Sequence[Path]) -> Summary:
+    """The numbers of some run directories."""
+    return summary_of(load_runs(runs))
 
 
 def write_run(

@@ -18,9 +18,10 @@ from rlep.config.settings import load_config
 from rlep.core.jsonl import read_lines
 from rlep.view.app import Console
 from rlep.view.charts import STEP, Axis, Curve, line_chart, thinned
-from rlep.view.compare_page import AXES, evaluation_points, positions
+from rlep.view.compare_page import positions
 from rlep.view.pages import histogram
 from rlep.view.record import read_evaluations
+from rlep.view.run_charts import AXES, evaluation_curve
 from rlep.view.run_files import RunPlace
 from rlep.view.state import mark_of
 from rlep.view.steps import read_steps
@@ -217,7 +218,7 @@ def test_a_pool_that_only_a_run_names_is_not_asked(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a pool was asked")
 
-    monkeypatch.setattr("rlep.view.pool_pages.census", never)
+    monkeypatch.setattr("rlep.view.pool_pages.served_client", never)
     shutil.copytree(runs / "a", tmp_path / "runs" / "a", ignore=shutil.ignore_patterns("checkpoints"))
     (tmp_path / "runs" / "a" / "config.json").write_text(json.dumps({"run": {"name": "a"}, "pool": pool}))
     client = client_of(tmp_path / "runs")
@@ -312,9 +313,9 @@ def test_runs_are_drawn_over_steps_time_or_compute(tmp_path: Path) -> None:
     table, read = read_steps(place)[0], read_evaluations(place)[0]
     assert list(positions(table, "time")) == [1.0, 2.0]
     assert list(positions(table, "compute")) == [12.0, 27.0]  # 1 + 2 + 3 × 3, 4 + 5 + 3 × 6 million
-    found = {over: [(at, row.avg) for at, row in evaluation_points(read, table, over)] for over in AXES}
+    found = {over: evaluation_curve("a", read, table, over).points for over in AXES}
     assert found["steps"] == [(0, 0.0), (1, 0.25), (2, 0.5), (9, 0.5)]
-    assert found["time"][:3] == [(0.5, 0.0), (2.0, 0.25), (3.5, 0.5)]
+    assert found["time"][1:] == [(0.5, 0.0), (2.0, 0.25), (3.5, 0.5)]
     assert found["compute"] == [(0.0, 0.0), (12.0, 0.25), (27.0, 0.5)]
     client = client_of(tmp_path / "runs")
     assert ["aime: held-out accuracy", "50 %"] in Found(page(client, "/compare?run=runs~a&over=compute")).rows

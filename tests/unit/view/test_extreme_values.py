@@ -141,7 +141,7 @@ def test_evaluations_of_many_sources_are_drawn_and_listed_in_part(
     write(tmp_path / "a", EVALUATIONS, *rows)
     write(tmp_path / "a", METRICS, *metrics({"a": 1.0}))
     found, _ = read_evaluations(RunPlace("a", tmp_path / "a"))
-    drawn = held_out_charts(found, ChartLook())[0]
+    drawn = held_out_charts(found, StepTable(), ChartLook())[0]
     assert drawn is not None
     assert [key.label for key in drawn.keys] == [f"source {at:02}" for at in range(MOST_SOURCES)]
     monkeypatch.setattr("rlep.view.run_page.MOST_EVALUATIONS", 3)

@@ -19,8 +19,7 @@ from rlep.core.errors import DataError
 from rlep.metrics.logs import EvaluationsLog
 from rlep.view.record import load_runs
 from rlep.view.report import build_report, coverage_text
-from rlep.view.summary import summary
-from tests.unit.view.report_values import evaluation, write_collection, write_run
+from tests.unit.view.report_values import evaluation, summary, write_collection, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +52,9 @@ def test_the_numbers_by_hand(runs: list[Path]) -> None:
     assert (base.seconds_per_step, replay.seconds_per_step) == (2.0, 3.0)
     assert (base.wall_s, replay.wall_s) == (40.0, 60.0)
     assert found.crossing is not None
-    assert (found.crossing.baseline_step, found.crossing.rlep_step) == (20, 10)
-    assert (found.crossing.baseline_wall_s, found.crossing.rlep_wall_s) == (40.0, 30.0)
+    assert found.crossing.rlep is not None
+    assert (found.crossing.baseline_step, found.crossing.rlep.step) == (20, 10)
+    assert (found.crossing.baseline_wall_s, found.crossing.rlep.wall_s) == (40.0, 30.0)
     assert found.notes == ()
 
 
@@ -124,7 +124,7 @@ def test_a_peak_that_is_not_reached_is_said(tmp_path: Path) -> None:
     replay = write_run(tmp_path / "replay", [(0, 0.1), (20, 0.3)], replays=2)
     found = summary([base, replay])
     assert found.crossing is not None
-    assert found.crossing.rlep_step is None
+    assert found.crossing.rlep is None
     assert "RLEP has not reached that. Averaged over the steps, RLEP has 20.0% [10.0, 30.0]" in found.headline()
 
 
@@ -287,13 +287,13 @@ def test_wrong_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least one run directory"):
         build_report([], tmp_path)
     with pytest.raises(DataError, match="typo is not a run directory"):
-        summary([tmp_path / "typo"])
+        build_report([tmp_path / "typo"], tmp_path)
 
 
 def test_the_numbers_need_no_heavy_library(runs: list[Path]) -> None:
     code = (
-        "import sys, pathlib; from rlep.view.summary import summary; "
-        "summary([pathlib.Path(p) for p in sys.argv[1:]]); "
+        "import sys, pathlib; from rlep.view.record import load_runs; from rlep.view.summary import summary_of; "
+        "summary_of(load_runs([pathlib.Path(p) for p in sys.argv[1:]])); "
         "sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'redis', 'jinja2')))"
     )
     assert subprocess.run([sys.executable, "-c", code, *map(str, runs)], check=False).returncode == 0

@@ -13,8 +13,7 @@ import pytest
 from rlep.algorithms.evaluation import RESAMPLES, paired
 from rlep.core.seeds import generator_for
 from rlep.view.report import build_report
-from rlep.view.summary import summary
-from tests.unit.view.report_values import write_run
+from tests.unit.view.report_values import summary, write_run
 
 N = 10
 Counts = Sequence[int]
@@ -45,7 +44,8 @@ def test_a_difference_that_every_question_has_is_certain_where_the_intervals_ove
     replay = sampled(tmp_path / "replay", {0: easy_to_hard, 20: [one + 1 for one in easy_to_hard]}, 2)  # 55 %
     found = summary([base, replay])
     assert found.crossing is not None
-    assert (found.crossing.rlep_step, found.crossing.baseline_step) == (0, 0)
+    assert found.crossing.rlep is not None
+    assert (found.crossing.rlep.step, found.crossing.baseline_step) == (0, 0)
     assert found.difference is not None
     # the mean over steps 0 and 20 by a trapezoid: half of a tenth for each question, so that no resample differs
     assert (found.difference.value, found.difference.low, found.difference.high) == pytest.approx((0.05, 0.05, 0.05))

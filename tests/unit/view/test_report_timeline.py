@@ -9,7 +9,7 @@ import pytest
 
 from rlep.actors.timeline import write_trace
 from rlep.metrics.spans import Span
-from rlep.view.last_steps import bars_of, last_breakdown, last_steps, tracks
+from rlep.view.last_steps import bars_of, end_of, last_steps, tracks
 from rlep.view.record import load_run
 from rlep.view.report import build_report
 from rlep.view.report import last_steps as rows_of
@@ -47,7 +47,9 @@ def run_with(directory: Path, spans: list[Span]) -> Path:
 
 def test_the_page_says_what_the_last_step_waited_for_and_who_was_idle(tmp_path: Path) -> None:
     run = run_with(tmp_path, SPANS)
-    assert rows_of([load_run(run, taken=set())]) == [
+    end = end_of(load_run(run, taken=set()).spans)
+    assert end is not None
+    assert rows_of([("run", end)]) == [
         {
             "run": "run",
             "step": "4",
@@ -72,8 +74,8 @@ def test_the_last_three_whole_steps_are_drawn(tmp_path: Path) -> None:
     assert [step.count for step in steps] == [2, 3, 4]
     assert (min(span.begin for span in spans), max(span.end for span in spans)) == (T + 21, T + 50)
     assert {span.actor for span in spans} == {"generator-0", "generator-10", "verifier-0", "learner"}
-    assert last_breakdown(unfinished) is None
-    assert last_breakdown([]) is None
+    assert end_of(unfinished) is None
+    assert end_of([]) is None
 
 
 def test_bars_of_one_kind_that_nearly_touch_are_one_and_tracks_stand_in_order_of_the_work() -> None:

@@ -30,7 +30,7 @@ class PoolEntry:
 
 
 @contextmanager
-def census(place: PoolPlace) -> Iterator[PoolClient]:
+def served_client(place: PoolPlace) -> Iterator[PoolClient]:
     """A client of ``place.name`` there; no server is started. Raises ``ConfigError``, ``PoolError`` or ``DeadlineExceeded``."""
     if place.url is None and not (place.directory / SOCKET).is_socket():
         raise PoolError(f"no process serves the embedded pool in {place.directory.name}/ now")
@@ -39,8 +39,8 @@ def census(place: PoolPlace) -> Iterator[PoolClient]:
 
 
 def pool_names(place: PoolPlace) -> list[str]:
-    """Names of all pools there. Raises like ``census``."""
-    with census(place) as client:
+    """Names of all pools there. Raises like ``served_client``."""
+    with served_client(place) as client:
         return client.names()
 
 
