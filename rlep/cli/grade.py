@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -35,6 +36,7 @@ def grade(
     """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
     from rlep.cli.progress import TerminalProgress
     from rlep.config.roles import VerifierConfig
+    from rlep.core.types import STATUSES
     from rlep.driver.crashes import function_fault
     from rlep.services.verifier.grade_rows import grade_rows
     from rlep.services.verifier.grader import build_verifier, network_limits
@@ -54,16 +56,17 @@ def grade(
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())
         failures: dict[str, str] = {}
+        graded: Counter[str | None] = Counter()
         with bars.phase("grade", total, "rows") as advance:
             for row in grade_rows(lines, verifier):
                 written.write(row.text + "\n")
+                graded[row.status] += 1
                 if row.error:
                     unreadable.append(f"line {row.line}: {row.error}")
                 if row.failure:
                     failures.setdefault(row.failure.partition(":")[0], row.failure)
                 advance(1)
-        statuses = verifier.stats().by_status
-        counts = {name: count for name, count in statuses.items() if count}
+        counts: dict[str, int] = {status: graded[status] for status in STATUSES if status in graded}
         bars.note(f"{sum(counts.values())} graded: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     shown = {name: count for name, count in counts.items() if name != "no_answer"}
     if fault := function_fault(profile, shown, list(failures.values())):

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -108,12 +109,14 @@ def test_partial_credit_is_a_score_and_never_correct(verifier: GymVerifier) -> N
 
 def test_an_answer_is_never_run(verifier: GymVerifier) -> None:
     leave = "__import__('os')._exit(0)"
+    graded(verifier, entry("binary_matrix"), leave)
+    processes = {*psutil.Process().children(recursive=True)}
     for task in ("binary_matrix", "spiral_matrix", "string_insertion", "n_queens"):
         gold = {"answer": "A", "metadata": {"source_dataset": task, "valid_answers": ["A"]}}
         assert graded(verifier, gold, leave).status == "wrong"
     for task in ("countdown", "simple_integration", "intermediate_integration", "polynomial_multiplication"):
         assert graded(verifier, {"answer": "A", "metadata": {"source_dataset": task}}, leave).status == "unparsable"
-    assert verifier.stats().restarts == 0
+    assert {*psutil.Process().children(recursive=True)} == processes
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,6 @@ def test_from_the_threshold_on_a_score_is_correct_and_the_version_names_it() -> 
 def test_the_users_function_sees_what_follows_the_mark_and_nothing_of_a_response_without_it() -> None:
     with build_verifier(f"python:{FUNCTION}", answer_after="</think>") as verifier:
         found = verifier.grade("x", ["true</think>false", "false</think>full", "true"], [False] * 3)
-        assert verifier.stats().by_status["no_answer"] == 1
     assert [verdict.status for verdict in found] == ["wrong", "correct", "no_answer"]
 
 
