@@ -12,9 +12,9 @@ from typing import Any, cast
 from rlep.config.environment import EnvironmentConfig
 from rlep.core.episodes import Action, EpisodeStatus, Observation
 from rlep.core.errors import ConfigError
-from rlep.core.types import Status, Verdict
+from rlep.core.types import UNDECIDED, Status, Verdict
 from rlep.services.environment.link import WorkerLink
-from rlep.services.environment.reply import FAILED, UNKNOWN, CallReply
+from rlep.services.environment.reply import UNKNOWN, CallReply
 from rlep.services.verifier.judgement import MAX_EXTRACTED
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.source import source_digest
@@ -167,7 +167,7 @@ class LocalEnvironments:
     def _observed(self, placed: _Placed, replies: Sequence[CallReply]) -> Observation:
         """The observation of a turn, and of an episode that fails the last one."""
         for reply in replies:
-            if reply.status in FAILED:
+            if reply.status in UNDECIDED:
                 placed.failed = Observation(status=cast("EpisodeStatus", reply.status), reason=reply.reason)
                 return placed.failed
             if reply.status == UNKNOWN:
