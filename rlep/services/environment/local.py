@@ -94,15 +94,6 @@ class LocalEnvironments:
         """JSON schemas of the tools; empty where the class has ``step``."""
         return self._tools
 
-    @property
-    def restarts(self) -> int:
-        """Processes that were replaced."""
-        return sum(link.restarts for link in self._links)
-
-    def __len__(self) -> int:
-        """Count the episodes that are not ended."""
-        return len(self._placed)
-
     async def begin(self, episode: str, columns: str, *, seed: int) -> Observation:
         """Begin an episode; one of the same name is forgotten. Raises EnvironmentFault where no process can be kept alive."""
         self._forget(episode)
