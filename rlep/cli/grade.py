@@ -36,10 +36,11 @@ def grade(
     """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
     from rlep.cli.progress import TerminalProgress
     from rlep.config.roles import VerifierConfig
+    from rlep.config.settings import section_of
     from rlep.core.types import STATUSES
     from rlep.driver.crashes import function_fault
     from rlep.services.verifier.grade_rows import grade_rows
-    from rlep.services.verifier.grader import build_verifier, network_limits
+    from rlep.services.verifier.grader import configured_verifier
 
     file = Path("/dev/stdin") if file == Path("-") else file
     unreadable: list[str] = []
@@ -49,10 +50,9 @@ def grade(
         raise DataError(f"{file} cannot be read: {error.strerror}") from None
     with ExitStack() as stack:
         lines = stack.enter_context(file.open(encoding="utf-8-sig", errors="surrogateescape"))
-        limits = network_limits(VerifierConfig()) if network else None
-        verifier = stack.enter_context(
-            build_verifier(profile, workers=workers, limits=limits, correct_at=correct_at, answer_after=answer_after)
-        )
+        keys = {"profile": profile, "correct_at": correct_at, "answer_after": answer_after, "network": network}
+        config = section_of(VerifierConfig, "verifier", keys)
+        verifier = stack.enter_context(configured_verifier(config, workers=workers))
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())
         failures: dict[str, str] = {}

@@ -15,11 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
+from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError, DataError
 from rlep.core.types import Verdict
 from rlep.data.prompt_files import read_rows
 from rlep.services.verifier.base import VERSION
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.gym import REFUSED, GymVerifier, answer_of, is_readable
 from rlep.services.verifier.gym_tasks import make, task_names
@@ -287,6 +288,6 @@ def test_without_the_package_the_command_to_run_is_named(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(metadata, "version", missing)
     sentence = "reasoning-gym is not installed: pip install 'reasoning-gym>=0.1.25,<0.2'"
-    for call in (task_names, lambda: build_verifier("reasoning-gym")):
+    for call in (task_names, lambda: configured_verifier(VerifierConfig(profile="reasoning-gym"))):
         with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
             call()
