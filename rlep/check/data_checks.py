@@ -10,7 +10,7 @@ from rlep.check.environment_starts import tool_names
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
 from rlep.check.prompts_shown import prompt_notes, unknown_text
-from rlep.config.roles import VerifierConfig
+from rlep.config.roles import MATH_PROFILES, VerifierConfig
 from rlep.config.schema import Config, ModelConfig
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
@@ -27,7 +27,6 @@ from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_we
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.reward_call import UnknownName
-from rlep.services.verifier.verifier import PROFILES
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 TIED = "tie_word_embeddings"
@@ -137,7 +136,7 @@ def verifier(subject: Subject) -> Iterator[Finding]:
             undecided = _undecided(built, _prompts(subject)) if is_function(profile) else ""
     except ConfigError as error:
         raise ConfigError(f"verifier.profile = {profile}: {error}") from None
-    if faults and profile not in PROFILES:
+    if faults and profile not in MATH_PROFILES:
         raise DataError(_told(profile, faults, len(references)))
     if undecided:
         remedy = "try it with `rlep grade`; training ends where a step's responses have no verdict at all"

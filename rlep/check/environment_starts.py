@@ -78,7 +78,7 @@ def told_texts(
 
     with phase("environments", len(rows), "questions") if phase is not None else nullcontext() as advance:
         seen = asyncio.run(look())
-    failed = [(row, one) for (_, row), one in zip(rows, seen, strict=True) if one.status not in ("open", "ended")]
+    failed = [(row, one) for (_, row), one in zip(rows, seen, strict=True) if one.failed]
     if failed:
         named = [f"  {row.place}: {one.status}: {one.reason}" for row, one in failed[:NAMED]]
         head = f"environment.factory = {config.factory}: reset fails for {len(failed):,} of {counted(len(rows), 'question')}"

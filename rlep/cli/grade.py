@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -35,9 +36,11 @@ def grade(
     """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
     from rlep.cli.progress import TerminalProgress
     from rlep.config.roles import VerifierConfig
+    from rlep.config.settings import section_of
+    from rlep.core.types import STATUSES
     from rlep.driver.crashes import function_fault
     from rlep.services.verifier.grade_rows import grade_rows
-    from rlep.services.verifier.grader import build_verifier, network_limits
+    from rlep.services.verifier.grader import configured_verifier
 
     file = Path("/dev/stdin") if file == Path("-") else file
     unreadable: list[str] = []
@@ -47,23 +50,23 @@ def grade(
         raise DataError(f"{file} cannot be read: {error.strerror}") from None
     with ExitStack() as stack:
         lines = stack.enter_context(file.open(encoding="utf-8-sig", errors="surrogateescape"))
-        limits = network_limits(VerifierConfig()) if network else None
-        verifier = stack.enter_context(
-            build_verifier(profile, workers=workers, limits=limits, correct_at=correct_at, answer_after=answer_after)
-        )
+        keys = {"profile": profile, "correct_at": correct_at, "answer_after": answer_after, "network": network}
+        config = section_of(VerifierConfig, "verifier", keys)
+        verifier = stack.enter_context(configured_verifier(config, workers=workers))
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())
         failures: dict[str, str] = {}
+        graded: Counter[str | None] = Counter()
         with bars.phase("grade", total, "rows") as advance:
             for row in grade_rows(lines, verifier):
                 written.write(row.text + "\n")
+                graded[row.status] += 1
                 if row.error:
                     unreadable.append(f"line {row.line}: {row.error}")
                 if row.failure:
                     failures.setdefault(row.failure.partition(":")[0], row.failure)
                 advance(1)
-        statuses = verifier.stats().by_status
-        counts = {name: count for name, count in statuses.items() if count}
+        counts: dict[str, int] = {status: graded[status] for status in STATUSES if status in graded}
         bars.note(f"{sum(counts.values())} graded: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     shown = {name: count for name, count in counts.items() if name != "no_answer"}
     if fault := function_fault(profile, shown, list(failures.values())):

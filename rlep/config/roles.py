@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -17,7 +17,9 @@ SHARED_UTILIZATION = 0.9
 """Most GPU memory for a generator that shares its GPU: a sleeping learner keeps its CUDA context and NCCL's buffers there."""
 
 
-VERIFIER_PROFILES = ("math", "math-bare", "strict-box", "dapo", "exact", "reasoning-gym", "code")
+MathProfile = Literal["math", "math-bare", "strict-box", "dapo"]
+MATH_PROFILES: tuple[MathProfile, ...] = get_args(MathProfile)
+VERIFIER_PROFILES = (*MATH_PROFILES, "exact", "reasoning-gym", "code")
 """Beside a pattern and a function of one's own."""
 FUNCTIONS = ("python:", "judge:")
 """Beginnings of the profiles that give scores, and that a response says nothing about where they fail."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from rlep.core.seeds import seed_for
-from rlep.core.types import Int32Array
+from rlep.core.types import UNDECIDED, Int32Array
 
 EpisodeStatus = Literal["open", "ended", "crashed", "timeout", "out_of_memory"]
 """``open``: it goes on. ``ended``: by its environment. The others: it or its worker failed, whatever the policy did."""
@@ -34,6 +34,11 @@ class Observation(NamedTuple):
     status: EpisodeStatus = "open"
     reason: str = ""
     """How it failed, for the user."""
+
+    @property
+    def failed(self) -> bool:
+        """The environment or its worker failed, whatever the policy did."""
+        return self.status in UNDECIDED
 
 
 class Suffix(NamedTuple):

@@ -6,7 +6,7 @@ import hashlib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +25,8 @@ FinishReason = Literal["stop", "length"]
 Status = Literal["correct", "wrong", "no_answer", "unparsable", "timeout", "out_of_memory", "crashed"]
 """Finding of a verifier. Only ``correct`` may enter the pool; ``timeout`` is paid as ``wrong`` is, and counted apart."""
 
-STATUSES: tuple[Status, ...] = (
-    "correct",
-    "wrong",
-    "no_answer",
-    "unparsable",
-    "timeout",
-    "out_of_memory",
-    "crashed",
-)
+STATUSES: tuple[Status, ...] = get_args(Status)
+"""In the order that stored records number them by."""
 
 UNDECIDED: tuple[Status, ...] = ("timeout", "out_of_memory", "crashed")
 """Statuses that are about the verifier, not about the response."""

@@ -28,7 +28,7 @@ from rlep.engines.tokenizer import Tokenizer
 from rlep.metrics.logs import EventLog
 from rlep.services.pool.rpc.places import served
 from rlep.services.pool.values import PoolPlace
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.verifier import Verifier
 from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl, opened
 from tests.unit.driver.driver_fakes import FakeLearner, World
@@ -470,7 +470,7 @@ def test_a_verifier_that_fails_its_self_test_is_refused_with_the_response(
 
 @pytest.mark.parametrize("profile", ["math", "math-bare", "strict-box", "dapo", "code"])
 def test_every_verifier_of_rlep_passes_its_self_test(profile: str) -> None:
-    with build_verifier(profile) as verifier:
+    with configured_verifier(load_config([], [f"verifier.profile={profile}"]).verifier) as verifier:
         assert {status for *_, status in verifier.self_test} == {"correct", "wrong"}
         verifier.check()
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlep import PoolClient
+from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError
 from rlep.core.types import Provenance, Sampling, Status, Trajectory, Verdict
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary
@@ -22,7 +23,7 @@ from rlep.services.pool.pool import Pool
 from rlep.services.pool.rpc.server import PoolServer
 from rlep.services.pool.values import PoolOptions
 from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from tests.services.pool.pool_servers import serving, socket_in
 
 TOKENIZER = "tokenizer-digest"
@@ -124,7 +125,7 @@ def open_client(pool_server: PoolServer, request: pytest.FixtureRequest) -> Iter
 @pytest.fixture(scope="module")
 def grader() -> Iterator[BaseVerifier]:
     """The default verifier."""
-    with build_verifier("math") as verifier:
+    with configured_verifier(VerifierConfig()) as verifier:
         yield verifier
 
 

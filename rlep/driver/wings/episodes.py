@@ -291,7 +291,7 @@ class _Play:
         prompt_id = episode.request.prompt_id
         start = self._owner.start(prompt_id)
         begun = await self._owner.environments.begin(episode.request.id, start.columns, seed=reset_seed(prompt_id))
-        if begun.status not in ("open", "ended"):
+        if begun.failed:
             episode.failed = begun
         elif "".join(begun.texts) != start.text:
             episode.failed = Observation(status="crashed", reason=DRIFTED)
@@ -302,7 +302,7 @@ class _Play:
         if turn.finish_reason == "length":
             return None
         observed = await self._observe(episode, turn)
-        if observed.status not in ("open", "ended"):
+        if observed.failed:
             episode.failed = observed
         if observed.status != "open" or not observed.texts or len(episode.turns) == self._owner.turns:
             return None
@@ -318,7 +318,7 @@ class _Play:
         calls = self._owner.dialogue.calls(turn.tokens)
         action: Action = [call for call in calls if not call.fault]
         observed = await environments.act(name, action) if action else Observation()
-        if observed.status not in ("open", "ended"):
+        if observed.failed:
             return observed
         answers = iter(observed.texts)
         texts = [ERROR + call.fault if call.fault else next(answers) for call in calls]

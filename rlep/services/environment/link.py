@@ -62,7 +62,6 @@ class WorkerLink:
         self._looking: asyncio.TimerHandle | None = None
         self.tools: asyncio.Future[Sequence[Mapping[str, Any]]] = silence(self._loop.create_future())
         """JSON schemas of the class's tools, or why it cannot serve."""
-        self.restarts = 0
         self.episodes = 0
         """Kept by whoever places episodes."""
 
@@ -179,7 +178,6 @@ class WorkerLink:
 
     def _died(self, status: str, how: str) -> None:
         """Its runner is gone with all its episodes. The next one reads on; its first answer shows what this one had read."""
-        self.restarts += 1
         self._deaths.append(CallReply("crashed" if status == "recycled" else status, None, how))
         self._tell_lost(self, f"its process was lost, in a call of another episode or from outside: {how}")
         self.send("probe")
@@ -193,7 +191,6 @@ class WorkerLink:
         if self._fault is not None:
             return
         if self._ready:
-            self.restarts += 1
             if status and self._sent:
                 self._settle(CallReply(status, None, how))
             self._tell_lost(self, f"its process was lost: {how}")

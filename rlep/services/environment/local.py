@@ -12,9 +12,9 @@ from typing import Any, cast
 from rlep.config.environment import EnvironmentConfig
 from rlep.core.episodes import Action, EpisodeStatus, Observation
 from rlep.core.errors import ConfigError
-from rlep.core.types import Status, Verdict
+from rlep.core.types import UNDECIDED, Status, Verdict
 from rlep.services.environment.link import WorkerLink
-from rlep.services.environment.reply import FAILED, UNKNOWN, CallReply
+from rlep.services.environment.reply import UNKNOWN, CallReply
 from rlep.services.verifier.judgement import MAX_EXTRACTED
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.source import source_digest
@@ -94,15 +94,6 @@ class LocalEnvironments:
         """JSON schemas of the tools; empty where the class has ``step``."""
         return self._tools
 
-    @property
-    def restarts(self) -> int:
-        """Processes that were replaced."""
-        return sum(link.restarts for link in self._links)
-
-    def __len__(self) -> int:
-        """Count the episodes that are not ended."""
-        return len(self._placed)
-
     async def begin(self, episode: str, columns: str, *, seed: int) -> Observation:
         """Begin an episode; one of the same name is forgotten. Raises EnvironmentFault where no process can be kept alive."""
         self._forget(episode)
@@ -167,7 +158,7 @@ class LocalEnvironments:
     def _observed(self, placed: _Placed, replies: Sequence[CallReply]) -> Observation:
         """The observation of a turn, and of an episode that fails the last one."""
         for reply in replies:
-            if reply.status in FAILED:
+            if reply.status in UNDECIDED:
                 placed.failed = Observation(status=cast("EpisodeStatus", reply.status), reason=reply.reason)
                 return placed.failed
             if reply.status == UNKNOWN:

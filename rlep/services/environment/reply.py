@@ -6,15 +6,13 @@ from typing import Any, Final, NamedTuple
 
 UNKNOWN: Final = "unknown"
 """Status of an answer for an episode that the process does not have."""
-FAILED: Final = ("crashed", "timeout", "out_of_memory")
-"""Statuses that end an episode."""
 
 
 class CallReply(NamedTuple):
     """Answer to one call."""
 
     status: str
-    """``open``, ``ended``, one of ``FAILED``, or ``UNKNOWN``."""
+    """``open``, ``ended``, one of ``UNDECIDED``, or ``UNKNOWN``."""
     text: str | None = None
     reason: str = ""
     reward: list[Any] | None = None

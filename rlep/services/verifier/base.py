@@ -1,4 +1,4 @@
-"""Base of every verifier: a name and a version for its verdicts, counters, and the processes it must end."""
+"""Base of every verifier: a name and a version for its verdicts, and the processes it must end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import NamedTuple, Self
 
 from rlep.core.errors import ConfigError, VerifierError
 from rlep.core.types import NOT_ASKED, Asked, Status, Verdict
-from rlep.services.verifier.stats import GradingStats, StatsRecorder
 from rlep.services.verifier.worker_pool import WorkerPool
 
 VERSION = "4"
@@ -39,7 +38,6 @@ class BaseVerifier(ABC):
         self.version = version
         """Changes whenever a verdict may; stored with each verdict."""
         self._mark, self._pool = "", pool
-        self._recorder = StatsRecorder()
 
     def grade(
         self, reference: str, texts: Sequence[str], truncated: Sequence[bool], asked: Asked = NOT_ASKED
@@ -50,9 +48,7 @@ class BaseVerifier(ABC):
     def grade_pairs(self, pairs: Sequence[tuple[str, str, bool] | tuple[str, str, bool, Asked]]) -> list[Verdict]:
         """One verdict per pair, ``[len(pairs)]``, in order."""
         read = [Pair(*pair) for pair in pairs]
-        verdicts = self._verdicts_after(self._mark, read) if self._mark else self._verdicts(read)
-        self._recorder.add(verdicts)
-        return verdicts
+        return self._verdicts_after(self._mark, read) if self._mark else self._verdicts(read)
 
     def _verdicts_after(self, mark: str, pairs: Sequence[Pair]) -> list[Verdict]:
         after = [pair._replace(text=pair.text.rpartition(mark)[2]) for pair in pairs if mark in pair.text]
@@ -100,11 +96,7 @@ class BaseVerifier(ABC):
 
     @abstractmethod
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """Grade the pairs for ``grade_pairs``, which counts the verdicts."""
-
-    def stats(self) -> GradingStats:
-        """Counters and latencies since this verifier was made."""
-        return self._recorder.snapshot(self._pool.restarts if self._pool is not None else 0)
+        """Grade the pairs for ``grade_pairs``."""
 
     def close(self) -> None:
         """End every process this verifier started. Idempotent."""

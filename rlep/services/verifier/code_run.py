@@ -80,11 +80,11 @@ def read_exception(output: bytes) -> str:
     except (ValueError, RecursionError, MemoryError):
         return ""
     raised = found.get("raised") if isinstance(found, dict) else None
-    return printable(raised) if isinstance(raised, str) else ""
+    return one_line(raised) if isinstance(raised, str) else ""
 
 
-def printable(text: str) -> str:
-    """The beginning of it in one line."""
+def one_line(text: str) -> str:
+    """The beginning of a text, in one line."""
     return "".join(one if one.isprintable() else " " for one in text[:_MAX_SHOWN])
 
 

@@ -11,7 +11,7 @@ from rlep.core.errors import ConfigError, DataError, VerifierError
 from rlep.core.types import Status, Verdict
 from rlep.services.verifier.answers import after_thinking
 from rlep.services.verifier.base import BaseVerifier, Pair
-from rlep.services.verifier.code_run import Finished, printable, read_exception, read_values, run_calls, run_script
+from rlep.services.verifier.code_run import Finished, one_line, read_exception, read_values, run_calls, run_script
 from rlep.services.verifier.code_tests import Call, CodeTests, read_tests, same_output
 from rlep.services.verifier.judgement import MAX_EXTRACTED
 from rlep.services.worker.jail import Limits
@@ -154,7 +154,7 @@ def fault_of(calls: Sequence[Call], output: bytes) -> str:
 
 def _shown(value: object) -> str:
     try:
-        return printable(repr(value))
+        return one_line(repr(value))
     except ValueError:  # of whole numbers with thousands of digits
         return f"a very long {type(value).__name__}"
 
@@ -164,7 +164,7 @@ def _of_exchange(finished: Finished, printed: str) -> str:
         return "it printed too much"
     if finished.exit_code:
         return f"it ended with code {finished.exit_code}, as for an exception"
-    return f"it printed {printable(repr(printed))}"
+    return f"it printed {one_line(repr(printed))}"
 
 
 def _holds(check: object, value: object) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlep.core.thinking import opened
-from rlep.core.types import NOT_ASKED, Asked
+from rlep.core.types import NOT_ASKED, Asked, Status
 from rlep.services.verifier.base import BaseVerifier, Pair
 
 _BATCH = 256
@@ -23,6 +23,8 @@ class GradedRow:
     """The row as JSON."""
     line: int
     """Its line in the input, from 1."""
+    status: Status | None = None
+    """None where it has no verdict."""
     error: str = ""
     """Why it has no verdict; empty where it has one."""
     failure: str = ""
@@ -45,11 +47,12 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
         good = [row for row in read if "error" not in row[1]]
         verdicts = iter(verifier.grade_pairs([row[0] for row in good]))
         for (number, _), (_, row) in zip(chunk, read, strict=True):
-            failure = ""
+            status, failure = None, ""
             if "error" not in row:
                 verdict = next(verdicts)
+                status = verdict.status
                 row |= {
-                    "status": verdict.status,
+                    "status": status,
                     "extracted": verdict.extracted,
                     "path": verdict.path,
                     "seconds": round(verdict.seconds, 6),
@@ -58,8 +61,8 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
                     row |= {"score": verdict.score, "parts": dict(verdict.parts)}
                 if verdict.reason:
                     row["reason"] = verdict.reason
-                failure = verdict.reason if verdict.status == "crashed" else ""
-            yield GradedRow(json.dumps(row), number, str(row.get("error", "")), failure)
+                failure = verdict.reason if status == "crashed" else ""
+            yield GradedRow(json.dumps(row), number, status, str(row.get("error", "")), failure)
 
 
 def _read(line: str, verifier: BaseVerifier) -> tuple[Pair, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The full path, for worker processes only: words, units and bases, then what both answers are worth as they are written.
 
-math-verify is asked only about operations on sets of letters, in the same names.
+math-verify is asked only about unions, intersections and differences of sets of letters, in the same names.
 """
 
 from __future__ import annotations

@@ -31,16 +31,19 @@ class FunctionVerifier(BaseVerifier):
     asks = True
 
     def __init__(
-        self, function: str, *, workers: int = 1, limits: Limits | None = None, correct_at: float = 1.0
+        self, profile: str, *, workers: int = 1, limits: Limits | None = None, correct_at: float = 1.0
     ) -> None:
-        """``function``: ``terms_of`` reads it, and the modules are importable here; or ``judge FILE``. Raises ConfigError."""
-        judged = function.startswith(JUDGE)
-        name = f"judge:{function.removeprefix(JUDGE)}" if judged else f"python:{function}"
-        version = profile_version(name)
+        """``profile``: ``judge:FILE``, or ``python:`` and what ``terms_of`` reads, of modules importable here.
+
+        Raises ConfigError.
+        """
+        version = profile_version(profile)
         if correct_at != 1.0:
             version += f"-correct-at-{correct_at}"
         self._correct_at = correct_at
-        super().__init__(name, version, WorkerPool(function, limits or Limits(), workers))
+        kind, _, argument = profile.partition(":")
+        task = f"{JUDGE}{argument}" if kind == "judge" else argument
+        super().__init__(profile, version, WorkerPool(task, limits or Limits(), workers))
 
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         assert self._pool is not None

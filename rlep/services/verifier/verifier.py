@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
 
-from rlep.core.errors import ConfigError
+from rlep.config.roles import MathProfile
 from rlep.core.types import Status, Verdict
 from rlep.core.versions import check_installed
 from rlep.services.verifier import answers, dapo, exact
@@ -14,9 +13,6 @@ from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.worker.jail import Limits
-
-Profile = Literal["math", "math-bare", "strict-box", "dapo"]
-PROFILES: tuple[Profile, ...] = ("math", "math-bare", "strict-box", "dapo")
 
 _Here = tuple[str, Status | None]
 """``(path, status)`` of a pair as far as this process can tell; status None sends it to a worker."""
@@ -35,15 +31,13 @@ class Verifier(BaseVerifier):
         (r"\sqrt{2}+1", r"\boxed{2+\sqrt{2}} Answer: \sqrt{2}+2", "wrong"),
     )
 
-    def __init__(self, profile: Profile = "math", *, workers: int = 1, limits: Limits | None = None) -> None:
+    def __init__(self, profile: MathProfile = "math", *, workers: int = 1, limits: Limits | None = None) -> None:
         """``workers`` processes are started at once and are ready a second or two later; ``dapo`` needs none."""
-        if profile not in PROFILES:
-            raise ConfigError(f"verifier profile {profile!r} is unknown; known are {', '.join(PROFILES)}")
         if profile != "dapo":
             check_installed("math_verify")
         pool = None if profile == "dapo" else WorkerPool("math", limits or Limits(), workers)
         super().__init__(profile, pool=pool)
-        self._profile: Profile = profile
+        self._profile: MathProfile = profile
 
     def reference_fault(self, reference: str) -> str:
         """Why a reference is a solution without a stated answer; empty where it has one."""

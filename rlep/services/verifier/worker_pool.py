@@ -50,11 +50,6 @@ class WorkerPool:
         for thread in self._threads:
             thread.start()
 
-    @property
-    def restarts(self) -> int:
-        """Processes replaced after a job ended them."""
-        return sum(worker.restarts for worker in self._workers)
-
     def grade(self, jobs: Sequence[GradingJob]) -> list[Reply]:
         """One reply per job, in order; spread over all workers. Without jobs: one of the workers serves.
 

@@ -51,7 +51,6 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = bytearray()
         self._batches = 0
-        self.restarts = 0
         self._alone = False
         """A process was lost with several jobs in work: one at a time, until it is known which of them it was."""
 
@@ -79,7 +78,6 @@ class WorkerProcess:
                 served = True
             except WorkerLost as lost:
                 self.kill()
-                self.restarts += 1
                 self._alone = True
                 losses = losses + 1 if len(replies) == position else 1
                 position = len(replies)
@@ -113,7 +111,6 @@ class WorkerProcess:
                 if not accepted:
                     raise WorkerLost(f"no sign of life for {START_SECONDS:g} s")
                 self.kill()
-                self.restarts += 1
                 self._blame(Reply("timeout", None, now - started), replies, wanted, at_once)
                 return
             if isinstance(message, list):
@@ -126,7 +123,6 @@ class WorkerProcess:
             elif message.get("batch") == self._batches:
                 accepted, patience = True, self._limits.wall_seconds
             elif "ended" in message and accepted:
-                self.restarts += 1
                 ended = message["ended"]  # a job may leave with the exit code of a runner that is recycled
                 crashed = ended in ("crashed", "recycled")
                 reply = Reply("crashed" if crashed else ended, None, now - started, message["how"] if crashed else "")

@@ -21,6 +21,11 @@ def misbehave(how: str) -> list[ToolCall]:
     return [ToolCall("misbehave", json.dumps({"how": how}))]
 
 
+async def worker_of(environments: LocalEnvironments, episode: str) -> int:
+    """Return the id of the process that has an episode."""
+    return int((await environments.act(episode, misbehave("worker"))).texts[0])
+
+
 async def begun(environments: LocalEnvironments, *names: str) -> None:
     for name in names:
         assert (await environments.begin(name, "", seed=0)).status == "open"
@@ -44,6 +49,7 @@ async def test_a_call_that_can_be_stopped_ends_its_own_episode(
         "Rough", cpu_seconds=0.5 if how != "hoard" else 5, deadline_s=1 if how != "hoard" else 30, memory_mb=1024
     )
     await begun(rough, "bad", "good")
+    worker = await worker_of(rough, "good")
     found = await rough.act("bad", [*misbehave(how), *DRAW])
     assert (found.status, found.reason.splitlines()[0], found.texts) == (status, reason, ())
     assert await rough.act("bad", DRAW) == found
@@ -52,7 +58,7 @@ async def test_a_call_that_can_be_stopped_ends_its_own_episode(
     assert verdict is not None
     assert (verdict.status, verdict.reason, verdict.score) == (status, found.reason, None)
     assert await rough.end("bad") is None
-    assert rough.restarts == 0
+    assert await worker_of(rough, "good") == worker
 
 
 @pytest.mark.parametrize(
@@ -69,6 +75,7 @@ async def test_a_call_that_only_a_kill_ends_takes_its_neighbours_along(
 ) -> None:
     rough = await make("Rough", cpu_seconds=0.5, deadline_s=1 if how == "dead_asleep" else 30)
     await begun(rough, "bad", "good")
+    worker = await worker_of(rough, "bad")
     doing = asyncio.ensure_future(rough.act("bad", misbehave(how)))
     await asyncio.sleep(0)
     queued, fresh = await asyncio.gather(rough.act("good", DRAW), rough.begin("new", "", seed=0))
@@ -76,12 +83,11 @@ async def test_a_call_that_only_a_kill_ends_takes_its_neighbours_along(
     assert queued.status == "crashed"
     assert "its process was lost" in queued.reason
     assert fresh.status == "open"  # it had not begun in the lost process
-    assert (await rough.act("new", DRAW)).status == "open"
+    assert await worker_of(rough, "new") != worker
     assert (await rough.act("good", DRAW)).status == "crashed"
     verdict = await rough.end("good")
     assert verdict is not None
     assert verdict.status == "crashed"
-    assert rough.restarts == 1
 
 
 @pytest.mark.parametrize("how", ["connect", "spawn", "fork", "thread", "write"])
@@ -105,15 +111,18 @@ async def test_with_the_network_a_tool_gets_sockets_and_threads(make: Make) -> N
 async def test_a_process_killed_in_a_call_or_between_calls_is_replaced(make: Make, whole: bool) -> None:
     rough = await make("Rough", cpu_seconds=20)
     await begun(rough, "a")
+    workers = [await worker_of(rough, "a")]
     pid = int((await rough.act("a", misbehave("host" if whole else "worker"))).texts[0])
     os.kill(pid, signal.SIGKILL)
-    await until_replaced(rough, 1)
+    while rough._placed["a"].failed is None:  # noqa: ASYNC110 - of another process
+        await asyncio.sleep(0.01)
     idle = await rough.act("a", DRAW)
     assert (idle.status, "its process was lost" in idle.reason) == ("crashed", True)
 
     await begun(rough, "b", "c")
     pid = int((await rough.act("b", misbehave("host" if whole else "worker"))).texts[0])
-    at_work = psutil.Process(int((await rough.act("b", misbehave("worker"))).texts[0]))
+    workers.append(await worker_of(rough, "b"))
+    at_work = psutil.Process(workers[-1])
     doing = asyncio.ensure_future(rough.act("b", misbehave("loop")))
     used = at_work.cpu_times().user
     while at_work.cpu_times().user < used + 0.1:  # noqa: ASYNC110 - it is in the call
@@ -122,13 +131,8 @@ async def test_a_process_killed_in_a_call_or_between_calls_is_replaced(make: Mak
     assert (await doing).status == "crashed"
     assert (await rough.act("c", DRAW)).status == "crashed"
     await begun(rough, "d")
-    assert (await rough.act("d", DRAW)).status == "open"
-    assert rough.restarts == 2
-
-
-async def until_replaced(environments: LocalEnvironments, count: int) -> None:
-    while environments.restarts < count:  # noqa: ASYNC110 - of another process
-        await asyncio.sleep(0.01)
+    workers.append(await worker_of(rough, "d"))
+    assert len({*workers}) == 3
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from rlep import PoolClient
 from rlep.cli.pool.look import find
+from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError, PoolError, RecordRefused
 from rlep.core.types import Asked, Status, Trajectory, Verdict
 from rlep.services.pool.files.records import export_records, import_records
@@ -19,7 +20,7 @@ from rlep.services.pool.maintenance.prune import Criteria, prune
 from rlep.services.pool.maintenance.reverify import Difference, reverify
 from rlep.services.pool.storage.store import NewRecord
 from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from tests.services.conftest import MakeTrajectory, OpenClient, OpenPool
 from tests.services.pool.pool_texts import Letters
 
@@ -325,7 +326,7 @@ def test_a_pool_is_verified_with_the_columns_that_a_function_asks_for(
     pool = open_client(tokenizer=LETTERS.digest)
     pool.add([answer(trajectory, "q0", "x"), answer(trajectory, "q1", "x")])
     asked = {"q0": Asked("?", '{"level": 3}'), "q1": Asked("?", '{"level": 4}')}
-    with build_verifier("python:verifier_functions:named") as named:
+    with configured_verifier(VerifierConfig(profile="python:verifier_functions:named")) as named:
         result = reverify(
             pool,
             {"q0": "1", "q1": "1"},

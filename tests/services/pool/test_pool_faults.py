@@ -182,7 +182,7 @@ def test_room_given_within_the_deadline_lets_the_write_through(
     ("setting", "value", "message"),
     [
         ("maxmemory-policy", "allkeys-lru", r"drops keys .*allkeys-lru.*set maxmemory-policy noeviction"),
-        ("appendonly", "no", r"no append-only file.*appendonly yes.*allow_volatile"),
+        ("appendonly", "no", r"no append-only file.*appendonly yes and appendfsync everysec$"),
         ("replicaof", "127.0.0.1 1", r"is a slave, which takes no writes"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlep import PoolClient
+from rlep.config.roles import VerifierConfig
 from rlep.core import types
 from rlep.core.errors import PoolError
 from rlep.core.types import Message, prompt_id_of
@@ -15,7 +16,7 @@ from rlep.data.prompt_files import read_rows, write_verl
 from rlep.data.prompt_rows import PromptRow, Wanted
 from rlep.services.pool.files.texts import UNKNOWN, TextAnswers, import_texts, texts_of
 from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from tests.services.pool.pool_texts import Letters
 
 OpenClient = Callable[..., PoolClient]
@@ -66,7 +67,7 @@ def test_texts_are_graded_with_the_columns_that_a_function_asks_for(
         QUESTIONS[0]._replace(asked=types.Asked("?", '{"level": 3}')),
         QUESTIONS[1]._replace(asked=types.Asked("?", '{"level": 4}')),
     ]
-    with build_verifier("python:verifier_functions:named") as named:
+    with configured_verifier(VerifierConfig(profile="python:verifier_functions:named")) as named:
         import_texts(pool, questions, LETTERS, named.grade_pairs, max_tokens=40, source="authors.parquet")
     assert pool.prompt_ids() == [questions[0].prompt_id]
 

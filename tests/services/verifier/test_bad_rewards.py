@@ -9,8 +9,7 @@ import pytest
 
 from rlep.core.errors import ConfigError
 from rlep.core.types import Asked, Verdict
-from rlep.services.verifier.grader import build_verifier
-from rlep.services.verifier.user_function import source_version
+from rlep.services.verifier.user_function import FunctionVerifier, source_version
 from rlep.services.worker.jail import Limits
 
 HERE = "python:verifier_functions"
@@ -26,13 +25,13 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def graded(profile: str, responses: list[str], limits: Limits | None = None, **columns: object) -> list[Verdict]:
-    with build_verifier(profile, limits=limits) as verifier:
+    with FunctionVerifier(profile, limits=limits) as verifier:
         return verifier.grade("4", responses, [False] * len(responses), Asked("2 + 2?", json.dumps(columns)))
 
 
 def refusal(profile: str) -> str:
     """Why the profile cannot serve."""
-    with build_verifier(profile) as verifier, pytest.raises(ConfigError) as refused:
+    with FunctionVerifier(profile) as verifier, pytest.raises(ConfigError) as refused:
         verifier.check()
     return str(refused.value)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError, DataError
 from rlep.services.pool.storage.codec import encode
 from rlep.services.verifier.code_tests import read_tests, same_output
 from rlep.services.verifier.code_verifier import MAX_PROGRAM_CHARS, CodeVerifier, fault_of, program_of
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from tests.services.conftest import MakeTrajectory
 from tests.small import rlep
 
@@ -271,4 +272,4 @@ def test_rlep_grade_runs_programs(tmp_path: Path) -> None:
     assert [row.get("status") for row in graded] == ["correct", "wrong", None]
     assert done.returncode != 0
     assert "line 3: gold is no JSON of the form" in done.stderr
-    assert isinstance(build_verifier("code"), CodeVerifier)
+    assert isinstance(configured_verifier(VerifierConfig(profile="code")), CodeVerifier)

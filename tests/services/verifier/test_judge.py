@@ -11,7 +11,7 @@ import pytest
 from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError, JudgeAway
 from rlep.core.types import Asked
-from rlep.services.verifier.grader import build_verifier, configured_verifier
+from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.judge import TOKEN, filled, read_judge, score_in
 from rlep.services.verifier.reward_call import UnknownName
 from rlep.services.verifier.user_function import profile_version
@@ -56,7 +56,7 @@ def test_a_judge_scores_what_it_is_shown(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(TOKEN, "a-secret")
     with serving(answer) as server:
         file = judge_file(tmp_path, f"{server.url}/v1/", temperature=0.5)
-        with build_verifier(f"judge:{file}") as verifier:
+        with configured_verifier(VerifierConfig(profile=f"judge:{file}")) as verifier:
             found = verifier.grade("4", list(answers), [False] * len(answers), ASKED)
     assert [(verdict.status, verdict.score) for verdict in found] == [
         ("correct", 1.0),
@@ -91,7 +91,7 @@ def test_a_judge_is_shown_the_question_and_only_what_follows_the_mark(tmp_path: 
 
     with serving(answer) as server:
         profile = f"judge:{judge_file(tmp_path, f'{server.url}/v1')}"
-        with build_verifier(profile, answer_after="</think>") as verifier:
+        with configured_verifier(VerifierConfig(profile=profile, answer_after="</think>")) as verifier:
             asked = Asked("2 + 2?", json.dumps({"level": 3}))
             verdicts = verifier.grade("4", ["<think>5?</think>It is 4", "It is 4"], [False] * 2, asked)
     assert [verdict.status for verdict in verdicts] == ["correct", "no_answer"]
@@ -108,7 +108,7 @@ def test_scores_of_another_range_and_form_are_read_and_further_fields_are_sent(t
     with serving(answer) as server:
         file = judge_file(tmp_path, f"{server.url}/v1", score="Rating: (\\d+)", range=[0, 10])
         file.write_text(file.read_text() + "\n[extra]\nchat_template_kwargs = { enable_thinking = false }\n")
-        with build_verifier(f"judge:{file}", correct_at=0.4) as verifier:
+        with configured_verifier(VerifierConfig(profile=f"judge:{file}", correct_at=0.4)) as verifier:
             (verdict,) = verifier.grade("4", ["four"], [False], ASKED)
     assert (verdict.status, verdict.score) == ("correct", 0.4)
     assert bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
@@ -168,7 +168,7 @@ def test_a_file_that_says_no_judge_is_refused_by_its_key(tmp_path: Path, text: s
     file = tmp_path / "judge.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as refused:
-        build_verifier(f"judge:{file}")
+        configured_verifier(VerifierConfig(profile=f"judge:{file}"))
     assert fault in str(refused.value)
     assert str(file) in str(refused.value)
 

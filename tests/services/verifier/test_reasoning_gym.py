@@ -10,15 +10,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
+from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError, DataError
 from rlep.core.types import Verdict
 from rlep.data.prompt_files import read_rows
 from rlep.services.verifier.base import VERSION
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.gym import REFUSED, GymVerifier, answer_of, is_readable
 from rlep.services.verifier.gym_tasks import make, task_names
@@ -108,12 +110,14 @@ def test_partial_credit_is_a_score_and_never_correct(verifier: GymVerifier) -> N
 
 def test_an_answer_is_never_run(verifier: GymVerifier) -> None:
     leave = "__import__('os')._exit(0)"
+    graded(verifier, entry("binary_matrix"), leave)
+    processes = {*psutil.Process().children(recursive=True)}
     for task in ("binary_matrix", "spiral_matrix", "string_insertion", "n_queens"):
         gold = {"answer": "A", "metadata": {"source_dataset": task, "valid_answers": ["A"]}}
         assert graded(verifier, gold, leave).status == "wrong"
     for task in ("countdown", "simple_integration", "intermediate_integration", "polynomial_multiplication"):
         assert graded(verifier, {"answer": "A", "metadata": {"source_dataset": task}}, leave).status == "unparsable"
-    assert verifier.stats().restarts == 0
+    assert {*psutil.Process().children(recursive=True)} == processes
 
 
 @pytest.mark.parametrize(
@@ -284,6 +288,6 @@ def test_without_the_package_the_command_to_run_is_named(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(metadata, "version", missing)
     sentence = "reasoning-gym is not installed: pip install 'reasoning-gym>=0.1.25,<0.2'"
-    for call in (task_names, lambda: build_verifier("reasoning-gym")):
+    for call in (task_names, lambda: configured_verifier(VerifierConfig(profile="reasoning-gym"))):
         with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
             call()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError
 from rlep.services.verifier.grade_rows import grade_rows
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.reward_call import Term, terms_of
 from rlep.services.verifier.user_function import source_version
@@ -110,7 +111,7 @@ def test_async_functions_wait_in_the_limits_of_every_worker() -> None:
 
 def test_several_functions_have_weights_and_are_parts_of_the_score() -> None:
     profile = f"python:{HERE}:right, 0.25*{HERE}:brief"
-    with build_verifier(profile, correct_at=0.8) as verifier:
+    with configured_verifier(VerifierConfig(profile=profile, correct_at=0.8)) as verifier:
         found = verifier.grade("ab", ["ab", "abcdefgh", "x"], [False] * 3)
     # right weighs 1 and brief 0.25: of "ab" (1 + 0.25 · 0.8) / 1.25, of "abcdefgh" (1 + 0.25 · 0.2) / 1.25.
     assert [one.score for one in found] == pytest.approx([0.96, 0.84, 0.18])
@@ -149,7 +150,7 @@ def test_the_version_of_several_functions_has_their_weights() -> None:
 )
 def test_functions_that_cannot_be_read_are_refused(functions: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault.replace("(", r"\(")):
-        build_verifier(f"python:{functions}")
+        source_version(functions)
 
 
 def test_functions_are_read_with_their_weights() -> None:
@@ -158,7 +159,7 @@ def test_functions_are_read_with_their_weights() -> None:
 
 def test_rows_that_are_graded_have_their_columns_and_their_prompt() -> None:
     rows = [{"gold": "4", "response": "four", "prompt": "2 + 2?", "level": level} for level in (3, 2)]
-    with build_verifier(f"python:{HERE}:named") as verifier:
+    with configured_verifier(VerifierConfig(profile=f"python:{HERE}:named")) as verifier:
         graded = [json.loads(row.text) for row in grade_rows(map(json.dumps, rows), verifier)]
     assert [(row["status"], row["extracted"]) for row in graded] == [
         ("correct", "2 + 2?|four|3|default"),

@@ -11,8 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlep.config.roles import VerifierConfig
+from rlep.config.settings import section_of
 from rlep.core.errors import ConfigError, VerifierError
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.user_function import FunctionVerifier, source_version
 from rlep.services.verifier.verifier import Verifier
@@ -39,20 +41,33 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+def hosts() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
 def statuses(verifier: FunctionVerifier, *responses: str) -> list[str]:
     return [verdict.status for verdict in verifier.grade("x", responses, [False] * len(responses))]
 
 
 def test_a_job_that_ends_its_process_is_reported_once_and_the_others_are_graded(functions: str) -> None:
     limits = Limits(cpu_seconds=0.3, memory_mb=512)
-    with FunctionVerifier(f"{functions}:misbehave", limits=limits) as verifier:
+    with FunctionVerifier(f"python:{functions}:misbehave", limits=limits) as verifier:
         found = statuses(
             verifier, "x", "loop", "y", "die", "leave", "desert", "segfault", "memory", "raise", "truthy", "x"
         )
-        restarts = verifier.stats().restarts
     expected = ["correct", "timeout", "wrong", *["crashed"] * 4, "out_of_memory", "crashed", "correct", "correct"]
     assert found == expected
-    assert restarts >= 6  # loop, die, leave, desert, segfault, memory; an exception ends nothing
+
+
+def test_a_job_that_ends_its_process_is_the_last_of_it_and_an_exception_ends_nothing(functions: str) -> None:
+    limits = Limits(cpu_seconds=0.3, memory_mb=512)
+    ends = ["loop", "die", "leave", "desert", "segfault", "memory"]
+    responses = ["pid", *(text for end in ends for text in (end, "pid")), "raise", "pid"]
+    with FunctionVerifier(f"python:{functions}:misbehave", limits=limits) as verifier:
+        found = verifier.grade("x", responses, [False] * len(responses))
+    pids = [verdict.extracted for verdict in found[::2]]
+    assert len({*pids[:-1]}) == 1 + len(ends)
+    assert pids[-1] == pids[-2] is not None
 
 
 def break_engine(monkeypatch: pytest.MonkeyPatch, directory: Path, verdict: str) -> None:
@@ -77,13 +92,10 @@ def test_a_broken_engine_is_refused_by_the_answer_it_grades_wrongly(
         verifier.grade("x+1", ["\\boxed{1+x}"], [False])
 
 
-def test_exceptions_are_crashed_counted_and_logged_once_for_each_kind(
-    functions: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with FunctionVerifier(f"{functions}:misbehave") as verifier:
+def test_exceptions_are_crashed_and_logged_once_for_each_kind(functions: str, caplog: pytest.LogCaptureFixture) -> None:
+    with FunctionVerifier(f"python:{functions}:misbehave") as verifier:
         assert statuses(verifier, "raise", "raise", "x") == ["crashed", "crashed", "correct"]
         assert statuses(verifier, "raise") == ["crashed"]
-        assert verifier.stats().by_status["crashed"] == 3
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("rlep.services.verifier")]
     file = Path(__file__).with_name("verifier_functions.py")
     line = file.read_text().splitlines().index('        raise ValueError("no")') + 1
@@ -94,7 +106,7 @@ def test_exceptions_are_crashed_counted_and_logged_once_for_each_kind(
 
 
 def test_a_verdict_says_how_its_process_ended(functions: str) -> None:
-    with FunctionVerifier(f"{functions}:misbehave") as verifier:
+    with FunctionVerifier(f"python:{functions}:misbehave") as verifier:
         found = verifier.grade("x", ["die", "leave", "segfault", "x"], [False] * 4)
     ended = "Ended: its process, with"
     assert [one.reason for one in found] == [f"{ended} exit code 3", f"{ended} exit code 0", f"{ended} signal 11", ""]
@@ -116,26 +128,26 @@ def test_a_tower_for_a_plain_number_is_wrong_or_uses_up_its_time(verifier: Verif
 
 
 def test_a_job_that_sleeps_meets_the_wall_clock(functions: str) -> None:
-    with FunctionVerifier(f"{functions}:misbehave", limits=Limits(wall_seconds=3)) as verifier:
+    with FunctionVerifier(f"python:{functions}:misbehave", limits=Limits(wall_seconds=3)) as verifier:
         assert statuses(verifier, "sleep", "x") == ["timeout", "correct"]
 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no system call filter for this machine")
 @pytest.mark.parametrize("attempt", ["network", "process", "thread", "signal", "signal through a descriptor"])
 def test_the_jail_refuses(functions: str, attempt: str) -> None:
-    with FunctionVerifier(f"{functions}:escape") as verifier:
+    with FunctionVerifier(f"python:{functions}:escape") as verifier:
         assert statuses(verifier, attempt) == ["correct"]
 
 
 def test_a_worker_cannot_write_files(functions: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with FunctionVerifier(f"{functions}:escape") as verifier:
+    with FunctionVerifier(f"python:{functions}:escape") as verifier:
         verifier.grade(str(path), ["file"], [False])
     assert not path.exists() or path.read_text() == ""
 
 
 def test_the_users_function_says_what_it_extracted(functions: str) -> None:
-    with build_verifier(f"python:{functions}:same_length") as verifier:
+    with configured_verifier(VerifierConfig(profile=f"python:{functions}:same_length")) as verifier:
         verdicts = verifier.grade("abc", ["xyz", "toolong", "xyz"], [False, False, True])
     assert [verdict.status for verdict in verdicts] == ["correct", "wrong", "no_answer"]
     assert [verdict.extracted for verdict in verdicts] == ["3", "7", None]
@@ -145,17 +157,17 @@ def test_the_users_function_says_what_it_extracted(functions: str) -> None:
 @pytest.mark.parametrize("profile", ["maths", "python:module", "python::f", "regex:", "regex:(", ""])
 def test_an_unknown_profile_is_refused(profile: str) -> None:
     with pytest.raises(ConfigError):
-        build_verifier(profile)
+        configured_verifier(section_of(VerifierConfig, "verifier", {"profile": profile}))
 
 
 def test_a_module_that_is_not_on_the_path_is_refused_before_any_process_starts() -> None:
     with pytest.raises(ConfigError, match="no module no_such_module here or on the path"):
-        FunctionVerifier("no_such_module:f")
+        FunctionVerifier("python:no_such_module:f")
 
 
 def test_a_function_that_cannot_be_imported_is_an_error_that_says_why(functions: str) -> None:
     with (
-        FunctionVerifier(f"{functions}:no_such_function") as verifier,
+        FunctionVerifier(f"python:{functions}:no_such_function") as verifier,
         pytest.raises(VerifierError, match=r"AttributeError.*no_such_function"),
     ):
         verifier.grade("x", ["x"], [False])
@@ -163,11 +175,11 @@ def test_a_function_that_cannot_be_imported_is_an_error_that_says_why(functions:
 
 def test_a_function_is_found_missing_before_it_is_given_a_response(functions: str) -> None:
     for function, error in {"no_such_function": "AttributeError", "RETURNED": "TypeError: RETURNED is a dict"}.items():
-        with FunctionVerifier(f"{functions}:{function}") as verifier, pytest.raises(ConfigError, match=error):
+        with FunctionVerifier(f"python:{functions}:{function}") as verifier, pytest.raises(ConfigError, match=error):
             verifier.check()
-    with FunctionVerifier(f"{functions}:misbehave") as verifier:
+    with FunctionVerifier(f"python:{functions}:numbered") as verifier:
         verifier.check()
-        assert verifier.stats().total == 0
+        assert verifier.grade("x", ["x"], [False])[0].extracted == "1"
 
 
 def test_the_version_of_the_users_function_is_that_of_its_source(
@@ -250,9 +262,12 @@ def test_a_worker_killed_from_outside_loses_no_job() -> None:
 
 def test_processes_are_recycled_after_their_number_of_jobs() -> None:
     texts = [f"\\boxed{{x+{number}}}" for number in range(40)]
+    others = hosts()
     with Verifier(limits=Limits(recycle_jobs=5)) as verifier:
-        found = [verdict.status for verdict in verifier.grade("7+x", texts, [False] * 40)]
-        assert verifier.stats().restarts == 0
+        found = [verdict.status for verdict in verifier.grade("7+x", texts[:20], [False] * 20)]
+        host = hosts() - others
+        found += [verdict.status for verdict in verifier.grade("7+x", texts[20:], [False] * 20)]
+        assert hosts() - others == host  # which starts the next one itself
     assert found == ["correct" if number == 7 else "wrong" for number in range(40)]
 
 
@@ -283,13 +298,11 @@ def test_verdicts_do_not_depend_on_the_number_of_workers_or_the_order() -> None:
     assert forward.count("correct") == 6  # one per reference, and 6·7
 
 
-def test_equal_answers_are_compared_once_and_all_are_counted() -> None:
+def test_equal_answers_are_compared_once_and_each_has_its_verdict() -> None:
     with Verifier() as verifier:
         verdicts = verifier.grade("x+1", ["\\boxed{1+x}"] * 100 + ["\\boxed{7}"], [False] * 101)
-        verifier.grade("7", ["\\boxed{7}", "none"], [False, False])
-        stats = verifier.stats()
+        decided = verifier.grade("7", ["\\boxed{7}", "none"], [False, False])
     assert [verdict.status for verdict in verdicts] == ["correct"] * 100 + ["wrong"]
-    assert stats.total == 103
-    assert stats.by_status == dict.fromkeys(stats.by_status, 0) | {"correct": 101, "wrong": 1, "no_answer": 1}
-    assert stats.by_path == {"fast": 2, "full": 101, "gate": 0}
-    assert sum(stats.latency_counts) == 103
+    assert {verdict.path for verdict in verdicts} == {"full"}
+    assert len({verdict.seconds for verdict in verdicts}) == 2
+    assert [(verdict.status, verdict.path) for verdict in decided] == [("correct", "fast"), ("no_answer", "fast")]

@@ -1,6 +1,7 @@
 """Functions that the tests give to the verifier as a user would; imported by worker processes."""
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -87,8 +88,10 @@ turned = partial(ranged)
 turned.score_range = (1, -1)  # type: ignore[attr-defined]
 
 
-def misbehave(reference: str, response: str) -> bool:
+def misbehave(reference: str, response: str) -> bool | tuple[bool, str]:
     """Does what the response says."""
+    if response == "pid":
+        return True, str(os.getpid())
     if response == "loop":
         while True:
             pass
@@ -109,6 +112,14 @@ def misbehave(reference: str, response: str) -> bool:
     if response == "truthy":
         return 1  # type: ignore[return-value]
     return response == reference
+
+
+_CALLS = itertools.count(1)
+
+
+def numbered(response: str) -> tuple[bool, str]:
+    """Extracts how often it was called in its process."""
+    return True, str(next(_CALLS))
 
 
 def escape(reference: str, response: str) -> bool:

@@ -10,13 +10,12 @@ from typer.testing import CliRunner
 
 from rlep.cli import app
 from rlep.cli.grade import grade
+from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError, DataError
-from rlep.core.types import LATENCY_BOUNDS, Verdict
 from rlep.services.verifier import dapo
 from rlep.services.verifier.grade_rows import grade_rows
-from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.quantity import Quantity, canonical_unit, disagree, read
-from rlep.services.verifier.stats import StatsRecorder
 from rlep.services.verifier.verifier import Verifier
 
 
@@ -54,7 +53,7 @@ def test_the_dapo_profile_says_the_same_of_an_answer_whatever_stands_before_it()
 
 
 def test_exact_match_forgives_case_and_white_space_only() -> None:
-    with build_verifier("exact") as verifier:
+    with configured_verifier(VerifierConfig(profile="exact")) as verifier:
         verdicts = verifier.grade(
             "New York", [" new  york\n", "New York City", "", "New York"], [False, False, False, True]
         )
@@ -62,7 +61,7 @@ def test_exact_match_forgives_case_and_white_space_only() -> None:
 
 
 def test_a_pattern_takes_its_last_match() -> None:
-    with build_verifier("regex:^label: (\\w+)$") as verifier:
+    with configured_verifier(VerifierConfig(profile="regex:^label: (\\w+)$")) as verifier:
         texts = ["label: spam\nlabel: ham", "label: spam", "no label"]
         verdicts = verifier.grade("Ham", texts, [False] * 3)
         cut = verifier.grade("Ham", ["label: ham"], [True])
@@ -73,7 +72,7 @@ def test_a_pattern_takes_its_last_match() -> None:
 
 def test_a_pattern_that_does_not_compile_is_refused() -> None:
     with pytest.raises(ConfigError, match="no regular expression"):
-        build_verifier("regex:(")
+        configured_verifier(VerifierConfig(profile="regex:("))
 
 
 def test_rows_come_back_in_order_with_their_verdicts() -> None:
@@ -87,11 +86,12 @@ def test_rows_come_back_in_order_with_their_verdicts() -> None:
         json.dumps({"gold": "4\ud800", "response": "Answer: \x00"}),
         "[" * 100_000,
     ]
-    with build_verifier("dapo") as verifier:
+    with configured_verifier(VerifierConfig(profile="dapo")) as verifier:
         graded = list(grade_rows(lines, verifier, batch=2))
     rows = [json.loads(row.text) for row in graded]
     assert [row.line for row in graded if row.error] == [2, 4, 5, 8]
     assert [row.get("status") for row in rows] == ["correct", None, None, None, "correct", "wrong", None]
+    assert [row.status for row in graded] == [row.get("status") for row in rows]
     assert rows[0]["id"] == 7
     assert rows[0]["extracted"] == "34"
     assert rows[0]["path"] == "fast"
@@ -201,7 +201,7 @@ def test_the_graded_file_is_never_written_over(tmp_path: Path) -> None:
 
 def test_truncated_rows_need_a_complete_marker() -> None:
     row = {"gold": "x", "response": "Answer: x", "finish_reason": "length"}
-    with build_verifier("exact") as verifier:
+    with configured_verifier(VerifierConfig(profile="exact")) as verifier:
         (graded,) = grade_rows([json.dumps(row)], verifier)
     assert json.loads(graded.text)["status"] == "no_answer"
 
@@ -212,7 +212,7 @@ def test_truncated_rows_need_a_complete_marker() -> None:
 )
 def test_a_rows_prompt_says_whether_the_response_begins_in_thinking(prompt: str | None, status: str) -> None:
     row = {"gold": "7", "response": r"try \boxed{7} hmm, no, wait", "prompt": prompt, "truncated": True}
-    with build_verifier("strict-box") as verifier:
+    with configured_verifier(VerifierConfig(profile="strict-box")) as verifier:
         (graded,) = grade_rows([json.dumps(row)], verifier)
     found = json.loads(graded.text)
     assert (found["status"], found["response"]) == (status, row["response"])
@@ -257,18 +257,6 @@ def test_units_have_one_name() -> None:
     assert canonical_unit("is odd", None) is None
 
 
-def test_statistics_add_up() -> None:
-    recorder = StatsRecorder()
-    recorder.add(
-        [Verdict("correct", "1", "math", "1", "fast", 5e-6), Verdict("timeout", "2", "math", "1", "full", 5.0)]
-    )
-    stats = recorder.snapshot(3)
-    assert stats.by_status["correct"] == stats.by_status["timeout"] == 1
-    assert stats.latency_counts[0] == stats.latency_counts[len(LATENCY_BOUNDS)] == 1
-    assert (stats.total, stats.restarts) == (2, 3)
-    assert stats.latency_seconds == pytest.approx(5.000005)
-
-
 def test_the_parent_never_imports_the_symbolic_engine() -> None:
     modules = ["grader", "verifier", "grade_rows", "user_function", "patterns", "notation", "words"]
     imports = "".join(f"import rlep.services.verifier.{module}\n" for module in modules)
@@ -293,11 +281,13 @@ AFTER = {
 @pytest.mark.parametrize("profile", AFTER)
 def test_only_what_follows_the_last_mark_is_graded_and_the_version_names_it(profile: str) -> None:
     texts, statuses = zip(*AFTER[profile], strict=True)
-    with build_verifier(profile, answer_after="</think>") as verifier, build_verifier(profile) as plain:
+    with (
+        configured_verifier(VerifierConfig(profile=profile, answer_after="</think>")) as verifier,
+        configured_verifier(VerifierConfig(profile=profile)) as plain,
+    ):
         verdicts = verifier.grade("7", texts, [False] * len(texts))
         assert [verdict.status for verdict in verdicts] == [*statuses]
         assert {verdict.version for verdict in verdicts} == {f"{plain.version}-after-</think>"} == {verifier.version}
-        assert sum(verifier.stats().by_status.values()) == len(texts)
         verifier.check()  # its self-test stands behind the mark
         stated = verifier.respond("Answer: 7" if profile == "dapo" else "7")
         assert verifier.grade("7", [stated], [False])[0].status == "correct"

@@ -88,7 +88,7 @@ def _check_persistence(info: Info) -> None:
     if not info.get("aof_enabled"):
         raise PoolError(
             "Redis keeps no append-only file, so a crash would lose acknowledged answers: set appendonly yes and "
-            "appendfsync everysec, or accept the loss with allow_volatile"
+            "appendfsync everysec"
         )
     if info.get("aof_last_write_status", "ok") != "ok":
         raise PoolError("Redis cannot write its append-only file: free disk space where its data lies")
