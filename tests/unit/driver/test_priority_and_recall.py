@@ -171,7 +171,7 @@ async def test_questions_that_the_data_lost_do_not_come_back(tmp_path: Path) -> 
     reviewed = (await trained(tmp_path, config, stored)).live.stored()
     fewer = prompt_set(4, prefix="other")
     assert reviewed.keys() & {prompt.id for prompt in TRAIN.prompts}
-    other = {"checkpoint": {"accept": ["data"]}, "data": {"train": "other.parquet"}}
+    other: dict[str, Any] = {"checkpoint": {"accept": ["data"]}, "data": {"train": "other.parquet"}}
     again = await trained(tmp_path, live_config(run={"steps": 7}, **sections, **other), stored, train=fewer)
     assert again.scene.learner.updates > 0
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 7
