@@ -39,7 +39,7 @@ def grade(
     from rlep.config.settings import section_of
     from rlep.core.types import STATUSES
     from rlep.driver.crashes import function_fault
-    from rlep.services.verifier.grade_rows import grade_rows
+    from rlep.services.verifier.grade_rows import bounded_lines, grade_rows
     from rlep.services.verifier.grader import configured_verifier
 
     file = Path("/dev/stdin") if file == Path("-") else file
@@ -58,7 +58,7 @@ def grade(
         failures: dict[str, str] = {}
         graded: Counter[str | None] = Counter()
         with bars.phase("grade", total, "rows") as advance:
-            for row in grade_rows(lines, verifier):
+            for row in grade_rows(bounded_lines(lines), verifier):
                 written.write(row.text + "\n")
                 graded[row.status] += 1
                 if row.error:
@@ -80,7 +80,9 @@ def grade(
 def _lines_of(file: Path) -> int | None:
     """The number of lines; None for a pipe, which can be read but once."""
     with file.open("rb") as rows:
-        return sum(1 for _ in rows) if file.is_file() else None
+        if not file.is_file():
+            return None
+        return sum(part.count(b"\n") for part in iter(lambda: rows.read(1 << 20), b""))
 
 
 def _opened(out: Path, file: Path) -> TextIO:

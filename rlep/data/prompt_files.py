@@ -190,7 +190,7 @@ def _parts(batch: Any, path: Path, start: int) -> Iterator[Any]:
 
 
 def _text_bytes(array: Any) -> int:
-    """Bytes of all texts in an array, each counted as often as it stands there."""
+    """Bytes of all texts in an array, each counted as often as it stands there, and of what else it holds."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -199,9 +199,12 @@ def _text_bytes(array: Any) -> int:
         return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
     if pa.types.is_struct(kind):
         return sum(map(_text_bytes, array.flatten()))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _text_bytes(array.flatten())
-    return 0
+    if pa.types.is_map(kind):
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return sum(_text_bytes(part.slice(first, last - first)) for part in (array.keys, array.items))
+    return array.nbytes
 
 
 def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[PromptRow]:

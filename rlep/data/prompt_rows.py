@@ -77,13 +77,14 @@ def adapt(adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, w
         row = replace(adapter(raw, wanted.source or path.stem), place=place)
         row.question.encode()
         row.reference.encode()
+        row.data_source.encode()
         if wanted.candidates:
             row = replace(row, candidates=_candidates(raw))
         if wanted.columns:
             row = replace(row, columns=_columns(raw, row.data_source))
     except UnicodeEncodeError as error:
         raise DataError(f"{path}, {place}: text that has no UTF-8 form: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, {place}: {error}") from error
     return row
 
@@ -204,8 +205,7 @@ def _plain(value: object) -> object:
 
 def _plain_adapter(question: str, reference: str) -> Adapter:
     def adapt(raw: Mapping[str, object], stem: str) -> PromptRow:
-        # GSM8K writes the whole solution, then "#### 72".
-        answer = _reference(raw.get(reference)).rsplit("####", 1)[-1].strip()
+        answer = _final_answer(_reference(raw.get(reference)))
         row = PromptRow(_messages(raw.get(question)), answer, _source(raw, stem))
         if row.reference and row.question.strip():
             return row
@@ -214,9 +214,16 @@ def _plain_adapter(question: str, reference: str) -> Adapter:
     return adapt
 
 
+def _final_answer(reference: str) -> str:
+    """The reference, of GSM8K's, which write the whole solution and then a line ``#### 72``, what is in that line."""
+    _, mark, last = (text := reference.strip()).rpartition("####")
+    return last.strip() if mark and "\n" not in last and text[0] not in "{[" else text
+
+
 def _source(raw: Mapping[str, object], stem: str) -> str:
+    """The data source without line breaks and spaces that a name of a metric cannot have."""
     source = raw.get("data_source")
-    return source if isinstance(source, str) and source else stem
+    return " ".join((source if isinstance(source, str) else "").split()) or stem
 
 
 def _messages(prompt: object) -> tuple[Message, ...]:

@@ -23,6 +23,7 @@ def check_answers(sink: str, url: str, remedy: str) -> None:
 
     Any answer will do: a login page, a refusal, an unknown certificate. Proxies of the environment are used, as the packages do.
     """
+    url = without_user(url)
     if urlsplit(url).scheme not in ("http", "https"):
         return
     failures: list[str] = [f"no answer within {ANSWER_S:g} s"]
@@ -37,6 +38,12 @@ def check_answers(sink: str, url: str, remedy: str) -> None:
     asking.join(ANSWER_S)
     if failures:
         raise ConfigError(f"tracking.sinks has {sink!r}, but {url} does not answer ({failures[0]}): {remedy}")
+
+
+def without_user(url: str) -> str:
+    """``url`` without ``name:password@``: packages send that, urllib takes it for a part of the host, and it is a secret."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _failure(url: str) -> list[str]:

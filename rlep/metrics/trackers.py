@@ -20,7 +20,7 @@ from types import ModuleType
 from rlep.core.errors import ConfigError
 from rlep.core.files import write_whole
 from rlep.metrics.catalogue import Tracker
-from rlep.metrics.tracker_servers import ANSWER_S, check_answers, impatient
+from rlep.metrics.tracker_servers import ANSWER_S, check_answers, impatient, without_user
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +124,7 @@ class MlflowTracker:
         server = os.environ.get("MLFLOW_TRACKING_URI")
         if not server:
             raise ConfigError("tracking.sinks has 'mlflow': set MLFLOW_TRACKING_URI to the address of its server")
+        self._server = server
         check_answers("mlflow", server, "set MLFLOW_TRACKING_URI to the address of its server")
         try:
             # It would send a request that fails seven times more, and wait two minutes for an answer to each.
@@ -131,8 +132,9 @@ class MlflowTracker:
                 self._client = mlflow.MlflowClient()
                 self._run_id = self._resumed(directory / "mlflow.id", project, name)
         except (self._failure, OSError) as error:
+            said = self._discreet(_first_line(error))
             raise ConfigError(
-                f"tracking.sinks has 'mlflow', but {server} cannot be used: {_first_line(error)}; "
+                f"tracking.sinks has 'mlflow', but {without_user(server)} cannot be used: {said}; "
                 "set MLFLOW_TRACKING_URI to the address of its server"
             ) from None
 
@@ -144,14 +146,18 @@ class MlflowTracker:
             for start in range(0, len(rows), BATCH):
                 self._client.log_batch(self._run_id, metrics=rows[start : start + BATCH])
         except self._failure as error:
-            log.warning("MLflow refused the metrics of step %d: %s", step, error)
+            log.warning("MLflow refused the metrics of step %d: %s", step, self._discreet(str(error)))
 
     def close(self) -> None:
         """Mark the run as finished."""
         try:
             self._client.set_terminated(self._run_id)
         except self._failure as error:
-            log.warning("MLflow run %s could not be finished: %s", self._run_id, error)
+            log.warning("MLflow run %s could not be finished: %s", self._run_id, self._discreet(str(error)))
+
+    def _discreet(self, text: str) -> str:
+        """Return a text without the server's user and password."""
+        return text.replace(self._server, without_user(self._server))
 
     def _resumed(self, known: Path, project: str, name: str) -> str:
         if known.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -18,7 +19,7 @@ from rlep.data.prompt_rows import PromptRow, Wanted
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.hub.resolve import model_directory
 from rlep.services.pool.rpc.client import PoolClient
-from rlep.services.pool.rpc.places import served
+from rlep.services.pool.rpc.places import connected, hosted, private_socket, served
 
 
 @contextmanager
@@ -37,16 +38,21 @@ def existing(config: Config) -> Iterator[PoolClient]:
 def filling(
     config: Config, tokenizer_digest: str, *, cap: int | None = None, vocabulary: int | None = None
 ) -> Iterator[PoolClient]:
-    """The pool, made where there is none, to be filled with records of one tokenizer and vocabulary (None: not known).
+    """The pool, made where there is none, to be filled with records of one tokenizer.
 
-    ``cap``: trajectories a prompt of a new pool, None for ``collection.cap``; a pool that is there keeps its own.
+    ``cap``: trajectories a prompt of a new pool, None for ``collection.cap``; ``vocabulary`` of a new pool, None where it is not
+    known. A pool that is there keeps its own: what is put into it may be a stranger's.
     """
-    cap, deadline = cap or config.collection.cap, config.pool.deadline_s
-    options = {"minimum": min(config.replay.minimum, cap), "vocabulary": vocabulary}
-    with served(pool_place(config), deadline=deadline, **options) as pool:
-        there = pool.stats().tokenizer_digest
-        pool.open(tokenizer_digest=tokenizer_digest, cap=None if there else cap)
-        yield pool
+    place = pool_place(config)
+    place, deadline = replace(place, socket=private_socket(place.url)), config.pool.deadline_s
+    with hosted(place, deadline=deadline):
+        with connected(place, deadline=deadline) as pool:
+            new = not pool.stats().tokenizer_digest
+        cap = cap or config.collection.cap
+        options = {"minimum": min(config.replay.minimum, cap), "vocabulary": vocabulary if new else None}
+        with connected(place, deadline=deadline, **options) as pool:
+            pool.open(tokenizer_digest=tokenizer_digest, cap=cap if new else None)
+            yield pool
 
 
 @contextmanager

@@ -6,13 +6,15 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from rlep.core.thinking import opened
 from rlep.core.types import NOT_ASKED, Asked, Status
 from rlep.services.verifier.base import BaseVerifier, Pair
 
 _BATCH = 256
+LONGEST_LINE = 1 << 24
+"""Characters of a row; what is longer is not graded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,19 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
             yield GradedRow(json.dumps(row), number, status, str(row.get("error", "")), failure)
 
 
+def bounded_lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file, of one that is too long so much that ``grade_rows`` sees it is."""
+    while line := file.readline(LONGEST_LINE + 1):
+        yield line
+        while len(line) > LONGEST_LINE and not line.endswith("\n"):
+            line = file.readline(LONGEST_LINE + 1)
+
+
 def _read(line: str, verifier: BaseVerifier) -> tuple[Pair, dict[str, Any]]:
     """``((gold, response, truncated), row)``; a malformed row, or one that the verifier cannot grade, says so under ``error``."""
     nothing = Pair("", "", False)
+    if len(line) > LONGEST_LINE:
+        return nothing, {"line": line[:200], "error": f"longer than {LONGEST_LINE} characters"}
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

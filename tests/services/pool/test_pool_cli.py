@@ -128,6 +128,18 @@ def test_an_export_is_imported_into_a_pool_that_it_makes(filled: Commands, tmp_p
         assert twin.digest() == summary["digest"]
 
 
+def test_what_a_stranger_says_of_the_vocabulary_is_of_a_new_pool_alone(filled: Commands, tmp_path: Path) -> None:
+    """A pool that is there would refuse its own records for ever."""
+    out, name = tmp_path / "out", f"{filled.name}-new"
+    filled.ok("export", out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"vocabulary": 500_000}))
+    filled.ok("import", out)
+    filled.ok("import", out, name=name)
+    with filled.pool(filled.name) as own, filled.pool(name) as new:
+        assert (own.stats().vocabulary, new.stats().vocabulary) == (None, 500_000)
+
+
 def test_candidates_go_out_and_come_in_graded(filled: Commands, tmp_path: Path) -> None:
     out = tmp_path / "pool.parquet"
     assert filled.json("export", out, "--as", "candidates") == {"file": str(out), "questions": 2, "left_out": 0}

@@ -89,6 +89,8 @@ def shard(**changes: object) -> Callable[[dict[str, Any]], object]:
         (lambda manifest: manifest.update(kind="jsonl"), "lists shards of kind 'jsonl'; this rlep reads parquet"),
         (lambda manifest: manifest.pop("digest"), "fields missing or unknown: digest"),
         (lambda manifest: manifest.update(cap=True), "cap is bool"),
+        (lambda manifest: manifest.update(cap=2**31), "cap is 2147483648, which no pool has"),
+        (lambda manifest: manifest.update(vocabulary=10**400), "vocabulary is 10+, which no pool has"),
     ],
 )
 def test_a_manifest_that_lies_or_leads_outside_imports_nothing(

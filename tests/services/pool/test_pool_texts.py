@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from rlep.data.prompt_rows import PromptRow, Wanted
 from rlep.services.pool.files.texts import UNKNOWN, TextAnswers, import_texts, texts_of
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
+from tests.services.conftest import MakeTrajectory
 from tests.services.pool.pool_texts import Letters
 
 OpenClient = Callable[..., PoolClient]
@@ -150,3 +152,11 @@ def test_what_is_written_for_the_authors_is_read_back(
     report = import_texts(again, questions, LETTERS, grader.grade_pairs, max_tokens=20, source="b")
     assert (report.inserted, report.refused.total()) == (3, 0)
     assert again.digest() == pool.digest()
+
+
+def test_episodes_are_not_written_as_texts(pool: PoolClient, grader: BaseVerifier, trajectory: MakeTrajectory) -> None:
+    """Read back, what the environment said would be trained on as the policy's own words."""
+    played = trajectory(prompt_id=SIX, tokenizer=LETTERS.digest)
+    pool.add([replace(played, provenance=replace(played.provenance, environment_digest="m:E:12"))])
+    with pytest.raises(PoolError, match=f"holds episodes, as of prompt {SIX}"):
+        texts_of(pool, [SIX], LETTERS)

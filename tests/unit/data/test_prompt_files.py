@@ -15,6 +15,7 @@ from rlep.core.errors import DataError
 from rlep.core.types import Message
 from rlep.data.prompt_files import BATCH_ROWS, MAX_LINE_BYTES, read_rows, write_verl
 from rlep.data.prompt_rows import PromptRow, Wanted
+from rlep.metrics.catalogue import metric_for
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 MESSAGES = (Message("system", "Be brief."), Message("user", "What is 2 + 2?"))
@@ -278,3 +279,44 @@ def test_columns_of_verl_have_no_candidates_unless_they_are_wanted_by_themselves
         assert columns["reward_model"] == {"style": "rule", "ground_truth": "4"}
         assert columns["extra_info"] == {"index": 7}
         assert (read.reference, read.candidates) == ("4", ("2+2=4",) if candidates else ())
+
+
+def test_a_map_s_texts_are_counted_before_they_are_unpacked(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([{"question": "1 + 1?", "answer": "2"}] * 2)
+    kind = pa.map_(pa.string(), pa.string())
+    extra = pa.array([[("a", "b")], [(str(key), "x" * 10**6) for key in range(30)]], type=kind)
+    pq.write_table(table.append_column("extra_info", extra), tmp_path / "map.parquet")
+    with pytest.raises(DataError, match=r"row 2: 30000\d+ bytes of text; at most 16777216 a row"):
+        list(read_rows(tmp_path / "map.parquet", Wanted(columns=True)))
+    assert len(list(read_rows(tmp_path / "map.parquet"))) == 2  # without it
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("He has 9 + 9 = 18.\n#### 18", "18"),
+        ("#### 18 ", "18"),
+        ("#### Lemma\nTrue.\n#### Proof\nBy induction.", "#### Lemma\nTrue.\n#### Proof\nBy induction."),
+        ('{"io": [{"stdin": "####", "stdout": "#..#"}]}', '{"io": [{"stdin": "####", "stdout": "#..#"}]}'),
+    ],
+)
+def test_a_final_line_after_four_signs_is_the_answer_and_no_other_is(
+    tmp_path: Path, answer: str, reference: str
+) -> None:
+    (row,) = read_rows(jsonl(tmp_path / "rows.jsonl", {"question": "1?", "answer": answer}))
+    assert row.reference == reference
+
+
+@pytest.mark.parametrize(
+    ("source", "read"), [("gsm8k ", "gsm8k"), ("math\n", "math"), (" ", "rows"), ("a \t b", "a b")]
+)
+def test_a_data_source_can_be_part_of_a_metric_s_name(tmp_path: Path, source: str, read: str) -> None:
+    (row,) = read_rows(jsonl(tmp_path / "rows.jsonl", {"question": "1?", "answer": "1", "data_source": source}))
+    assert row.data_source == read
+    assert metric_for(f"evaluation/{read}/avg")
+
+
+def test_what_nests_too_deep_is_an_error_of_its_row(tmp_path: Path) -> None:
+    deep: dict[str, object] = {"prompt": "1?", "reward_model": "[" * 100_000}
+    with pytest.raises(DataError, match=r"deep\.jsonl, line 1: "):
+        list(read_rows(jsonl(tmp_path / "deep.jsonl", deep)))

@@ -16,6 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlep.core.errors import ConfigError
+from rlep.metrics.tracker_servers import check_answers
 from rlep.metrics.trackers import BATCH, PACKAGES, TensorBoardTracker, mlflow_name, open_trackers
 from tests.unit.actors.web_answers import served_by
 from tests.waiting import wait_until
@@ -185,3 +186,12 @@ def test_tensorboard_shows_a_step_that_is_done_again_once(tmp_path: Path) -> Non
         (3, 14.0),
         (4, 15.0),
     ]
+
+
+def test_a_server_s_password_is_in_no_message_and_does_not_stop_the_run() -> None:
+    with served_by(BaseHTTPRequestHandler) as address:
+        check_answers("mlflow", address.replace("//", "//me:s3cret@"), "set it")
+    with pytest.raises(ConfigError) as refused:
+        check_answers("mlflow", "http://me:s3cret@127.0.0.1:1", "set it")
+    assert "s3cret" not in str(refused.value)
+    assert "http://127.0.0.1:1 does not answer" in str(refused.value)

@@ -1,5 +1,6 @@
 """Verifiers that decide in this process, and the grading of files by them."""
 
+import io
 import json
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from rlep.cli.grade import grade
 from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError, DataError
 from rlep.services.verifier import dapo
-from rlep.services.verifier.grade_rows import grade_rows
+from rlep.services.verifier import grade_rows as grade_rows_module
+from rlep.services.verifier.grade_rows import bounded_lines, grade_rows
 from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.quantity import Quantity, canonical_unit, disagree, read
 from rlep.services.verifier.verifier import Verifier
@@ -299,3 +301,14 @@ def test_rows_are_graded_after_a_mark_of_ones_own(tmp_path: Path) -> None:
     arguments = ["grade", str(tmp_path / "rows.jsonl"), "--profile", "exact", "--answer-after", "ANSWER"]
     done = CliRunner().invoke(app, arguments)
     assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["correct", "no_answer"]
+
+
+def test_a_row_that_is_too_long_is_not_graded_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grade_rows_module, "LONGEST_LINE", 100)
+    row = json.dumps({"gold": "34", "response": "Answer: 34"})
+    file = io.StringIO("\n".join([row, "x" * 250, "y" * 99, row]))
+    with configured_verifier(VerifierConfig(profile="dapo")) as verifier:
+        graded = list(grade_rows(bounded_lines(file), verifier))
+    assert [(one.line, one.status) for one in graded] == [(1, "correct"), (2, None), (3, None), (4, "correct")]
+    assert graded[1].error == "longer than 100 characters"
+    assert graded[2].error.startswith("not JSON")

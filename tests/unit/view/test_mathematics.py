@@ -84,3 +84,11 @@ def test_a_formula_that_grows_as_it_is_read_stays_text(formula: str) -> None:
 
 def test_a_character_that_a_formula_names_is_as_harmless_as_one_in_it() -> None:
     assert mathml(r"\text{&#x202E;gnorw b}") == '<math display="inline"><mrow><mtext>�gnorw\xa0b</mtext></mrow></math>'
+
+
+@pytest.mark.parametrize(("opening", "end"), [(r"\(", r"\)"), (r"\[", r"\]")])
+def test_a_formula_holds_no_opening_of_its_own(opening: str, end: str) -> None:
+    """Else each of the openings that a policy repeats is searched for its end over 1,500 characters."""
+    last = typeset(f"{opening}x{end}")
+    assert typeset(opening * 3 + f"x{end}") == opening * 2 + str(last)
+    assert typeset(opening * 20_000) is None

@@ -96,6 +96,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise DataError(f"{path} lists no shards")
     wanted = {"pool": str, "tokenizer_digest": str, "cap": int, "sealed": (str, type(None)), "digest": str}
     _check_fields(path, tree, wanted | ({"vocabulary": int} if "vocabulary" in tree else {}))
+    for name in ("cap", "vocabulary"):
+        if not 0 <= tree.get(name, 0) < 2**31:
+            raise DataError(f"{path}: {name} is {tree[name]!r:.40}, which no pool has")
     manifest = Manifest(shards=tuple(_shard_of(path, shard) for shard in shards), **tree)
     if len({shard.file for shard in manifest.shards}) != len(manifest.shards):
         raise DataError(f"{path} lists a shard twice")

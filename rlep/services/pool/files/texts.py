@@ -147,10 +147,18 @@ def trajectory_from_text(
 
 
 def texts_of(pool: PoolClient, prompt_ids: Sequence[str], tokenizer: Texts) -> dict[str, tuple[str, ...]]:
-    """Prompt id → its responses as texts, for each of these prompts that has any, in their order."""
+    """Prompt id → its responses as texts, for each of these prompts that has any, in their order.
+
+    Raises ``PoolError`` for episodes.
+    """
     texts: dict[str, list[str]] = {}
     for held in pool.records(prompt_ids):
-        texts.setdefault(held.prompt_id, []).append(tokenizer.decode(trajectory_of(held).tokens))
+        one = trajectory_of(held)
+        if one.provenance.environment_digest:
+            raise PoolError(
+                f"pool {pool.name} holds episodes, as of prompt {held.prompt_id}: their texts do not say what the policy wrote"
+            )
+        texts.setdefault(held.prompt_id, []).append(tokenizer.decode(one.tokens))
     return {prompt_id: tuple(texts[prompt_id]) for prompt_id in prompt_ids if prompt_id in texts}
 
 
