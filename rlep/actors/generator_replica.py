@@ -142,7 +142,9 @@ class GeneratorReplica(Replica):
         if self.state is not GeneratorState.SERVING:
             return 0
         queue, most = self._fleet.queue, self._config.max_sequences
-        slots = min(queue.share(self._fleet.serving), most + most // WAITING)
+        # None wait where new weights do not wait for responses: the check of their log-probs would wait behind them.
+        waiting = 0 if self._fleet.config.on_update == "keep" else most // WAITING
+        slots = min(queue.share(self._fleet.serving), most + waiting)
         held = queue.count_leased(self.holder)
         free = slots - held
         own = min(queue.count_turns(self.holder), most - held)

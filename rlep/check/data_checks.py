@@ -56,7 +56,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     check_output_head(config)
     check_stops(subject)
     if subject.learns:
-        check_family(path)
+        check_family(path, config.context)
         check_lora_targets(config)
     yield Finding("model", "ok", model_text(config.model))
 
@@ -67,7 +67,7 @@ def teacher(subject: Subject) -> Iterator[Finding]:
         return
     config, taught = subject.config, subject.config.models[1]
     tokenizer, _ = load_tokenizer(path), fingerprint(path)
-    check_family(path)
+    check_family(path, config.context)
     check_context(config, taught)
     if tokenizer.digest != subject.tokenizer.digest:
         raise ModelError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rlep.core.errors import ConfigError
@@ -28,9 +30,9 @@ def private_directory(
 ) -> Path:
     """A new directory ``rlep-<kind>-<user>-<pid>-…`` of mode 700; those of the same kind whose owner is dead are removed.
 
-    ``in_memory``: in shared memory, where the machine has some. ``deepest``: bytes that the path of the deepest socket in
-    it adds to its own; where a long ``TMPDIR`` is too long for them, the directory is in ``/tmp``. ``remove``: how one of
-    this kind is removed.
+    ``in_memory``: in shared memory, where the machine has some; it is locked, for containers may share that and not their pids.
+    ``deepest``: bytes that the path of the deepest socket in it adds to its own; where a long ``TMPDIR`` is too long for them,
+    the directory is in ``/tmp``. ``remove``: how one of this kind is removed.
     """
     shared = in_memory and os.access(SHARED_MEMORY, os.W_OK)
     parent = SHARED_MEMORY if shared else Path(tempfile.gettempdir())
@@ -38,16 +40,42 @@ def private_directory(
     own = len(f"/{prefix}{os.getpid()}-") + RANDOM_BYTES
     if deepest and len(os.fsencode(parent)) + own + deepest > SOCKET_PATH_BYTES:
         parent = Path("/tmp")  # noqa: S108 - only private directories are made in it
-    return directory_below(parent, prefix, remove)
+    made = directory_below(parent, prefix, remove)
+    if shared:
+        _lock(made)
+    return made
 
 
 def directory_below(parent: Path, prefix: str, remove: Callable[[Path], None] = _remove) -> Path:
     """A new directory ``<prefix><pid>-…`` of mode 700 in ``parent``; those of the same prefix whose owner is dead are removed."""
     for old in parent.glob(f"{prefix}*"):
         owner = old.name.removeprefix(prefix).split("-")[0]
-        if owner.isdigit() and not _is_alive(int(owner)):
+        if owner.isdigit() and not _is_alive(int(owner)) and not _is_locked(old):
             remove(old)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
+
+
+def _lock(made: Path) -> None:
+    """Lock a directory for as long as this process lives."""
+    with suppress(OSError):  # a file system without such locks
+        fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_locked(directory: Path) -> bool:
+    """Tell whether somebody holds a directory."""
+    try:
+        looked = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(looked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(looked)
+    return False
 
 
 def _is_alive(process: int) -> bool:

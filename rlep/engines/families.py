@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from rlep.core.errors import ModelError
 
@@ -34,8 +35,11 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM computes on CPUs; with another one its engine dies at the first request."""
 
 
-def check_family(model_dir: Path) -> None:
-    """Raise ``ModelError`` where the learner is not known to train models of this family, named by its ``config.json``."""
+def check_family(model_dir: Path, context: int) -> None:
+    """Raise ``ModelError`` where the learner does not train models of this family, by its ``config.json``, on such sequences.
+
+    ``context``: tokens of the longest one.
+    """
     path = model_dir / "config.json"
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
@@ -43,6 +47,11 @@ def check_family(model_dir: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{path}: no readable model_type: {error!r}") from error
     if kind in FAMILIES:
+        if (short := _short_context(stated)) is not None and context > short:
+            raise ModelError(
+                f"data.max_prompt_tokens and rollout.max_tokens make sequences of {context} tokens: beyond {short} the LongRoPE "
+                f"of {model_dir} has other factors in vLLM than in the learner; lower one of them"
+            )
         return
     experts = any(key in stated for key in ("num_experts", "num_local_experts", "n_routed_experts"))
     why = "mixture-of-experts models are" if experts else f"family {kind!r} is"
@@ -50,3 +59,15 @@ def check_family(model_dir: Path) -> None:
         f"{model_dir} is a {kind} model, and {why} not trained by rlep; it trains {', '.join(sorted(FAMILIES))} "
         "(docs/reference/configuration.md)"
     )
+
+
+def _short_context(stated: dict[str, Any]) -> int | None:
+    """The longest sequence for which LongRoPE (Phi-3 and 4) keeps its short factors; None for other models.
+
+    In an engine that may have longer ones vLLM takes the long factors for all, transformers for those that are longer.
+    """
+    rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
+    if not isinstance(rope, dict) or "longrope" not in (rope.get("rope_type"), rope.get("type")):
+        return None
+    length = rope.get("original_max_position_embeddings") or stated.get("original_max_position_embeddings")
+    return length if isinstance(length, int) else None

@@ -90,7 +90,7 @@ def evaluate(
         "model": config.model.model_copy(
             update={"path": model, "revision": None if model.is_dir() else config.model.revision}
         ),
-        "data": config.data.model_copy(update={"evaluation": tuple(data)}),
+        "data": config.data.model_copy(update={"train": (), "evaluation": tuple(data)}),  # nothing else is asked for
         "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
     }
     config = resolve(config.model_copy(update=sections), progress.note, phase=progress.phase)

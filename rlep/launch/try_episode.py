@@ -44,7 +44,8 @@ def _show(config: Config) -> str:
     inputs = subject.inputs()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     prepare_environment(config)
-    return asyncio.run(_played(config, inputs, Sampler(subject.model, config)))
+    alone = config.with_values(rollout={"max_staleness": 0})  # its weights never change
+    return asyncio.run(_played(alone, inputs, Sampler(subject.model, alone)))
 
 
 async def _played(config: Config, inputs: Inputs, sampler: Sampler) -> str:

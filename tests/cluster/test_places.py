@@ -21,6 +21,7 @@ import ray
 
 from rlep.actors.cluster import DEEPEST_SOCKET, RAY_FILES, _save_logs
 from rlep.actors.ray_private import ATTEMPTS, start_private_cluster
+from rlep.core import paths
 from rlep.core.errors import PlacementError
 from rlep.core.paths import private_directory
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
@@ -46,6 +47,20 @@ def test_a_new_directory_is_private_and_only_dead_owners_leftovers_go(
     assert living.exists()
     assert other_kind.exists()
     assert made.name.startswith(f"rlep-test-{os.getuid()}-{os.getpid()}-")
+
+
+def test_what_another_pid_namespace_holds_in_shared_memory_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers with one /dev/shm may have pids of their own: there the owner's means nobody."""
+    monkeypatch.setattr(paths, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(paths, "_is_alive", lambda _: False)
+    held = private_directory("weights", in_memory=True)
+    left = tmp_path / held.name.replace(held.name[-8:], "12345678")
+    left.mkdir()  # its owner is dead: nobody holds it
+    private_directory("weights", in_memory=True)
+    assert held.exists()
+    assert not left.exists()
 
 
 def test_sockets_have_room_with_the_longest_ids_and_a_long_temporary_directory(

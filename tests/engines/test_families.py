@@ -45,7 +45,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gemma3_text": WINDOWED | {"query_pre_attn_scalar": 32},
     "olmo3": WINDOWED,
     "qwen3": {"tie_word_embeddings": True},
-    "granite": {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1},
+    "granite": {
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 8.0,
+    },
 }
 
 

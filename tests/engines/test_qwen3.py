@@ -134,7 +134,7 @@ def test_the_model_is_one_that_rlep_trains(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = write_qwen3(tmp_path)
-    check_family(model)
+    check_family(model, 4096)
     shape = read_shape(model)
     loaded = AutoModelForCausalLM.from_pretrained(str(model))
     rows = vocabulary_size(model)

@@ -167,7 +167,7 @@ def test_files_nested_without_end_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="shape cannot be read"):
         read_shape(tmp_path)
     with pytest.raises(ModelError, match="no readable model_type"):
-        check_family(tmp_path)
+        check_family(tmp_path, 4096)
 
 
 def test_text_without_special_marks_is_decoded_as_before(tmp_path: Path) -> None:

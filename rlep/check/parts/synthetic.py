@@ -60,9 +60,9 @@ class Rig:
 
     @property
     def plain(self) -> Config:
-        """The configuration without a reference policy, a teacher and a schedule, its log-probs at temperature 1."""
+        """The configuration without a reference policy, a teacher, a correction and a schedule, at temperature 1."""
         return self.config.with_values(
-            loss={"kl_coef": 0.0, "teacher": None, "temperature": 1},
+            loss={"kl_coef": 0.0, "teacher": None, "reward_coef": 1.0, "correction": None, "temperature": 1},
             update={"warmup": 0, "schedule": "constant", "lr": 0.01, "stream": False},
         )
 
@@ -71,10 +71,12 @@ class Rig:
         return self.plain.with_values(learner={"replicas": 1} | changes)
 
     def sampler(self, share: float = SHARE) -> Config:
-        """The configuration with one generator of one worker, and a share of the GPU for it."""
+        """The configuration with one generator of one worker, a share of the GPU for it, and no learner beside it."""
         generator = {"count": 1, "tensor_parallel": 1, "gpus": min(1.0, self.config.generator.gpus)}
         return self.config.with_values(
-            generator=generator | {"memory_utilization": share}, learner={"ranks": 1, "replicas": 1}
+            generator=generator | {"memory_utilization": share},
+            learner={"ranks": 1, "replicas": 1},
+            rollout={"max_staleness": 0},
         )
 
     def batch(self, lengths: Sequence[int], seed: int = 0) -> SequenceBatch:

@@ -23,7 +23,7 @@ from rlep.engines.learner.lora import A, B, add_adapters, freeze, initialise
 from rlep.engines.learner.packed_row import PackedRow
 from rlep.engines.torch_private import parameters_on_meta
 
-_OTHER_HEADS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+_OTHER_HEADS = ("logit_scale", "final_logit_softcapping")
 
 
 class Policy(nn.Module):
@@ -32,6 +32,8 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self._divisor = float(getattr(model.config, "logits_scaling", None) or 1.0)
+        """By which the architecture divides its logits (Granite)."""
 
     def forward(self, row: PackedRow, entropy: bool, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Log-probs fp32 ``[R]`` of the row's response tokens and their distributions' entropies fp32 ``[R]`` (or ``[0]``)."""
@@ -43,7 +45,8 @@ class Policy(nn.Module):
         )
         hidden = outputs.last_hidden_state[0].index_select(0, row.predictors)  # [R, d]
         head = self.model.get_output_embeddings()
-        return token_logprobs(hidden, head.weight, row.targets, entropy=entropy, temperature=temperature)
+        divisor = temperature * self._divisor
+        return token_logprobs(hidden, head.weight, row.targets, entropy=entropy, temperature=divisor)
 
 
 def build_policy(

@@ -245,8 +245,11 @@ class Sampler:
         """Serve the weights of the model directory as ``version``: evaluation and collection have no learner to ask.
 
         Raises:
-            WeightSyncError: other weights were loaded since the start.
+            WeightSyncError: other weights were loaded since the start, or responses are to go on under new ones, which name a
+                version for each token.
         """
+        if self._in_flight is not None:
+            raise WeightSyncError("an engine with rollout.max_staleness serves published weights only: set it to 0")
         self._running()
         if not self._pristine:
             raise WeightSyncError(f"other weights were loaded over those of {self._model}")

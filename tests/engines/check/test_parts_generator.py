@@ -12,6 +12,7 @@ import pytest
 from rlep.check.parts.generator_checks import generator, preemption
 from rlep.check.parts.outcome import CheckFailed
 from rlep.check.parts.synthetic import Rig
+from rlep.core.errors import WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler
 
@@ -34,6 +35,14 @@ class Unseeded(Sampler):
 def test_seeds(rig: Rig) -> None:
     with pytest.raises(CheckFailed, match="of 24 responses changed when sampled again with the same seed"):
         generator(rig, Unseeded)
+
+
+def test_an_engine_is_tried_without_the_weight_updates_that_nobody_sends(rig: Rig) -> None:
+    """With staleness it waited for them; a loaded sampler names a version for each token."""
+    stale = dataclasses.replace(rig, config=rig.config.with_values(rollout={"max_staleness": 1}))
+    generator(stale)
+    with pytest.raises(WeightSyncError, match=r"rollout\.max_staleness"):
+        Sampler(rig.model, stale.config).serve_base(0)
 
 
 class Twice(Sampler):

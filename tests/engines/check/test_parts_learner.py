@@ -17,6 +17,7 @@ from rlep.check.parts.learner_checks import attention, gradients, longest_rows, 
 from rlep.check.parts.memory_check import memory
 from rlep.check.parts.outcome import CheckFailed, call_all_apart
 from rlep.check.parts.synthetic import LAYERS, Rig, build_model
+from rlep.config.section import CorrectionConfig
 from rlep.core.errors import ModelError
 from rlep.core.types import SequenceBatch, UpdateOutcome
 from rlep.engines.learner.attention import packed_attention
@@ -55,6 +56,14 @@ class KeepsToItself(LearnerRank):
 def test_gradients(rig: Rig) -> None:
     with pytest.raises(CheckFailed, match=r"from several on 2 rank\(s\): they differ by"):
         gradients(rig, KeepsToItself)
+
+
+@pytest.mark.parametrize(
+    "loss", [{"correction": CorrectionConfig(weight="token", cap=2.0)}, {"reward_coef": 0.0, "kl_coef": 1.0}]
+)
+def test_settings_that_need_more_than_the_parts_have_do_not_fail_them(rig: Rig, loss: dict[str, Any]) -> None:
+    """As of machines/2x8x80gb.toml, and of distillation."""
+    gradients(dataclasses.replace(rig, config=rig.config.with_values(loss=loss)))
 
 
 class WakesDifferent(LearnerRank):

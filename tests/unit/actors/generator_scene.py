@@ -105,7 +105,7 @@ class ScriptedActor:
 class Scene:
     """A pool over scripted actors."""
 
-    def __init__(self, transfer: str = "gloo", restarts: int = 3) -> None:
+    def __init__(self, transfer: str = "gloo", restarts: int = 3, **rollout: object) -> None:
         self.events: list[tuple[str, str, str]] = []
         self.caches: Iterator[tuple[float, int]] = iter(())
         self.failing_starts = self.refusals = self.asked = 0
@@ -122,7 +122,7 @@ class Scene:
             waits_for=self._waits_for,
         )
         generator = {"transfer": transfer, "restarts": restarts, "max_sequences": 4, "transfer_deadline_s": 0.2}
-        config = parse_config({"generator": generator})
+        config = parse_config({"generator": generator}).with_values(rollout=rollout)
         self.pool = GeneratorPool(cast(Any, cluster), config, Path("model"), lease_s=60)
 
     def _waits_for(self, _: object) -> str:

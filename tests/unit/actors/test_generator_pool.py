@@ -89,6 +89,22 @@ async def test_what_a_stream_ends_without_is_given_out_again() -> None:
     await scene.pool.close()
 
 
+@pytest.mark.parametrize(("rollout", "taken"), [({}, 5), ({"max_staleness": 1, "partial": "keep"}, 4)])
+async def test_none_waits_in_an_engine_whose_new_weights_wait_for_no_response(
+    rollout: dict[str, object], taken: int
+) -> None:
+    """Four are decoded at once. Those set back by an update go on before the check of its log-probs does."""
+    scene = Scene(**rollout)
+    await scene.pool._set.start(1)
+    await in_transfer(scene, 3)
+    answers = asyncio.create_task(scene.answers(*"abcdefgh", deadline_s=60))
+    await until(lambda: len(scene.actor(0).taken) >= 4, "the requests")
+    assert len(scene.actor(0).taken) == taken
+    scene.actor(0).answers.set()
+    assert len(await answers) == 8
+    await scene.pool.close()
+
+
 async def test_ray_is_asked_what_is_missing_only_for_a_generator_without_a_place() -> None:
     scene = await started(1)
     assert [row.error for row in scene.pool.status().actors] == [""]

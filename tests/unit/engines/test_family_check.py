@@ -19,7 +19,7 @@ def described(directory: Path, **stated: Any) -> Path:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_families_of_the_table_are_taken(kind: str, tmp_path: Path) -> None:
-    check_family(described(tmp_path, model_type=kind))
+    check_family(described(tmp_path, model_type=kind), 4096)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,27 @@ def test_the_families_of_the_table_are_taken(kind: str, tmp_path: Path) -> None:
 )
 def test_anything_else_is_refused_by_name(stated: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
-        check_family(described(tmp_path, **stated))
+        check_family(described(tmp_path, **stated), 4096)
     assert reason in str(caught.value)
 
 
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config.json: no readable model_type: FileNotFoundError"):
-        check_family(tmp_path)
+        check_family(tmp_path, 4096)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {
+            "rope_scaling": {"type": "longrope"},
+            "original_max_position_embeddings": 4096,
+        },  # as Phi-3.5 and Phi-4 state it
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}},
+    ],
+)
+def test_sequences_beyond_the_short_factors_of_longrope_are_refused(rope: dict[str, Any], tmp_path: Path) -> None:
+    model = described(tmp_path, model_type="phi3", **rope)
+    check_family(model, 4096)
+    with pytest.raises(ModelError, match="sequences of 4097 tokens: beyond 4096 the LongRoPE of"):
+        check_family(model, 4097)

@@ -4,13 +4,16 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from rlep.config.settings import dump_config, load_config
 from rlep.core.errors import CheckpointError, ConfigError
 from rlep.driver.run_state import RunState
-from rlep.launch.evaluate import choose_model
+from rlep.launch import evaluate as module
+from rlep.launch.evaluate import choose_model, evaluate
 
 METRIC = "evaluation/all/avg"
 
@@ -75,3 +78,21 @@ def test_a_model_directory_is_taken_as_it_is_and_the_training_file_is_said(tmp_p
     assert chosen.notes == (
         f"{tmp_path / 'link.jsonl'} is the training file: this accuracy says nothing about unseen questions",
     )
+
+
+def test_training_data_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a run that was copied to a machine without network may be gigabytes of the hub."""
+
+    class Asked(Exception):
+        pass
+
+    def ask(config: Any, *_: object, **__: object) -> None:
+        raise Asked(config.data.train, config.data.evaluation)
+
+    monkeypatch.setattr(module, "resolve", ask)
+    config = load_config([], ['data.train="hf:org/absent:train"'])
+    with pytest.raises(Asked) as asked:
+        evaluate(
+            config, tmp_path, [Path("held.jsonl")], tmp_path / "out", cast(Any, SimpleNamespace(note=None, phase=None))
+        )
+    assert asked.value.args == ((), (Path("held.jsonl"),))
