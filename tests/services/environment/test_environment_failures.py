@@ -45,9 +45,8 @@ async def begun(environments: LocalEnvironments, *names: str) -> None:
 async def test_a_call_that_can_be_stopped_ends_its_own_episode(
     make: Make, how: str, status: EpisodeStatus, reason: str
 ) -> None:
-    rough = await make(
-        "Rough", cpu_seconds=0.5 if how != "hoard" else 5, deadline_s=1 if how != "hoard" else 30, memory_mb=1024
-    )
+    cpu_seconds, deadline_s = 5 if how == "hoard" else 0.5, 1 if how == "sleep" else 60
+    rough = await make("Rough", cpu_seconds=cpu_seconds, deadline_s=deadline_s, memory_mb=1024)
     await begun(rough, "bad", "good")
     worker = await worker_of(rough, "good")
     found = await rough.act("bad", [*misbehave(how), *DRAW])
