@@ -121,7 +121,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "check/parts/",
         "quickstart/base_model.py",
         "quickstart/toy_tokenizer.py",
-        "integrations/trl.py",
+        "integrations/trl_settings.py",
         "services/environment/contract.py",
     ),
 }
