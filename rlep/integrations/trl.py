@@ -278,7 +278,8 @@ class TrlReplay:
                 else self._stored_reward(replay, high[0] + replay.verdict.credit * (high[1] - high[0]))
                 for replay in batch.replays
             ]
-        if not self._played or len(rewards) != len(batch.replays):
+        episodes = self._played or batch.masks
+        if not episodes or len(rewards) != len(batch.replays):
             return rewards
         return [
             reward if replay is None else self._stored_reward(replay, reward)
