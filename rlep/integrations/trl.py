@@ -183,12 +183,12 @@ class TrlReplay:
             if batch is None:
                 return loop(prompts, prompt_ids, tokens, completions, *rest)
             replays = [(row, replay) for row, replay in enumerate(batch.replays) if replay is not None]
-            tokenizer = self._of()._tokenizer
+            tokenizer, tools = self._of()._tokenizer, self._of().tools
             for row, _ in replays:
                 completions[row] = [{"role": "assistant", "content": ""}]  # calls no tool
             mask, completions, tokens, logprobs, *others = loop(prompts, prompt_ids, tokens, completions, *rest)
             for row, replay in replays:
-                completions[row] = conversation(tokenizer, list(prompt_ids[row]), replay)
+                completions[row] = conversation(tokenizer, list(prompt_ids[row]), replay, tools)
                 if replay.sampled is not None:
                     mask[row] = replay.sampled.astype(int).tolist()
             batch.masks.extend(mask)

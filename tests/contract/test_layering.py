@@ -103,7 +103,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("hub/",),
     "accelerate": ("integrations/trl.py",),
     "transfer_queue": ("integrations/verl.py",),
-    "trl": (),
+    "trl": ("integrations/conversation.py",),
     "verl": ("integrations/verl.py",),
     "vllm": ("engines/",),
     "triton": ("check/parts/triton_kernel.py",),

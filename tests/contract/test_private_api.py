@@ -112,6 +112,9 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         *symbols("trl.generation.vllm_generation", "VLLMGeneration.llm"),
         *symbols("vllm.entrypoints.llm", "LLM.model_config"),
     ),
+    "rlep/integrations/conversation.py": (
+        Symbol("trl.chat_template_utils", "parse_response", ("tokenizer", "ids", "prefix", "tools")),
+    ),
 }
 """Adapter -> what it uses. A base class's members are listed where they are defined."""
 
