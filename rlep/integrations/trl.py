@@ -214,7 +214,11 @@ class TrlReplay:
         names = [self._name(prompt) for prompt in prompts]
         step = int(trainer.state.global_step)
         replays = self._replayer.fill(step, names, size, start)
-        self._replayer.trim(_resumable(trainer, step))
+        oldest, begun = _of_main(trainer, step, self._replayer.begun)
+        if begun:
+            self._replayer.trim(oldest)
+        else:  # what the pool holds may be of a lost future
+            self._replayer.begun, replays = False, [None] * len(prompts)
         return _Batch(step, names, replays, frozenset(trainer.eos_token_ids), trainer.accelerator.num_processes)
 
     def _name(self, prompt: Any) -> str:
@@ -400,12 +404,13 @@ def _range(kind: type) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _resumable(trainer: Any, step: int) -> int:
-    """The oldest step at which this training may go on, as the main process knows it; all processes wait for that one."""
+def _of_main(trainer: Any, step: int, begun: bool) -> tuple[int, bool]:
+    """The oldest step at which this training may go on, and ``begun``, of the main process; all processes wait for that one."""
     from accelerate.utils import broadcast_object_list
 
     oldest = oldest_checkpoint(Path(trainer.args.output_dir), "checkpoint-", step)
-    return int(broadcast_object_list([oldest])[0])
+    oldest, begun = broadcast_object_list([oldest, begun])
+    return oldest, begun
 
 
 def _question(prompt: Any) -> str:
