@@ -34,7 +34,7 @@ from rlep.core.types import BoolArray, Float32Array, Trajectory, prompt_id_of
 from rlep.integrations.conversation import conversation
 from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
 from rlep.integrations.rule import replay_rule
-from rlep.integrations.trl_settings import sampled_in, sampling_of, tokenizer_of
+from rlep.integrations.trl_settings import logprobs_mode_of, sampled_in, sampling_of, tokenizer_of
 from rlep.services.environment.digest import class_digest, tools_digest
 from rlep.services.pool.rpc.client import PoolClient
 
@@ -312,6 +312,7 @@ class TrlReplay:
             max_tokens=trainer.max_completion_length,
             limit="max_completion_length",
             sampling=sampling_of(trainer),
+            logprobs_mode=logprobs_mode_of(trainer),
             logprobs_dtype=sampled_in(trainer),
             verifier=self._function,
             main=trainer.accelerator.is_main_process,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlep.config.schema import ModelConfig
+from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling
 from rlep.engines.tokenizer import Tokenizer
 
@@ -50,3 +51,21 @@ def sampled_in(trainer: Any) -> str:
     """The type in which vLLM computes log-probs; that of one on a server is not known, and the coarsest is assumed."""
     engine = getattr(trainer.vllm_generation, "llm", None) if trainer.use_vllm else None
     return "bfloat16" if engine is None else str(engine.model_config.dtype).removeprefix("torch.")
+
+
+def logprobs_mode_of(trainer: Any) -> str:
+    """The kind of vLLM's log-probs: on a server as it was started, which the main process alone can ask."""
+    if not trainer.use_vllm or trainer.vllm_mode != "server":
+        return "processed"  # as TRL starts its own
+    from accelerate.utils import broadcast_object_list
+
+    started = None
+    if trainer.accelerator.is_main_process:
+        started = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
+    (started,) = broadcast_object_list([started])
+    mode, _, values = started.partition("_")
+    if values != "logprobs":
+        raise ConfigError(
+            f"a vLLM server with --logprobs-mode {started} gives no log-probs: start it with processed_logprobs, as TRL needs it"
+        )
+    return str(mode)

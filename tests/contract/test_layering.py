@@ -101,7 +101,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "httpx": ("services/verifier/judge.py",),
     "grpc_reflection": ("services/",),
     "huggingface_hub": ("hub/",),
-    "accelerate": ("integrations/trl.py",),
+    "accelerate": ("integrations/trl.py", "integrations/trl_settings.py"),
     "transfer_queue": ("integrations/verl.py",),
     "trl": ("integrations/conversation.py",),
     "verl": ("integrations/verl.py",),
