@@ -445,7 +445,12 @@ def _known(logprobs: Sequence[float | None] | None) -> Float32Array | None:
 
 def _references(dataset: Any, column: str) -> dict[str, str]:
     """Question → its reference. Raises ``ConfigError`` where a question has two, or the column is not there."""
-    if column not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "select_columns"):
+    if not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"reference = {column!r}: train_dataset is a stream, which would be read to its end before the first step; give a "
+            "Dataset, or leave reference out"
+        )
+    if column not in dataset.column_names:
         raise ConfigError(f"reference = {column!r}: train_dataset has no such column; it has {dataset.column_names}")
     found: dict[str, str] = {}
     for row in dataset.select_columns(["prompt", column]):
