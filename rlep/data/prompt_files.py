@@ -204,7 +204,7 @@ def _text_bytes(array: Any) -> int:
     if pa.types.is_map(kind):
         first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
         return sum(_text_bytes(part.slice(first, last - first)) for part in (array.keys, array.items))
-    return array.nbytes
+    return int(array.nbytes)
 
 
 def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[PromptRow]:

@@ -5,8 +5,8 @@
 The pool is all that is remembered. A stored response is born in the step whose policy generated it: its provenance names run
 and step. Step k sees of this run's responses those born before k (``algorithms.live_draws.seen``), so a draw is a pure
 function of the pool's content, seed, step and prompt id. Several processes of a trainer draw the same without talking, as long
-as none begins step k + 1 before all have kept step k, and none keeps the first step before the main process has drawn it. A
-run that goes on at step r removes what was born in r or later.
+as none begins step k + 1 before all have kept step k, and none draws or keeps before the main process has begun. A run that
+goes on at step r removes what was born in r or later.
 
 numpy and the pool's client are all that this needs.
 """
@@ -171,8 +171,9 @@ class Replayer:
         self._pool, self._origin, self._rule, self._steps = pool, origin, rule, steps
         self._seed, self._success, self._away, self._restart = seed, success, away, restart
         self._method = replay_method(rule, seed)
-        self._first, self._step = 0, -1
-        self._begun, self._again = False, 0.0
+        self._first, self._step, self._again = 0, -1, 0.0
+        self.begun = False
+        """Tell whether the pool was opened, and by the main process rewound. Set to False, it is asked again at the next draw."""
         self._counts = Counts()
         self._births: dict[str, int] = {}
         self._own: dict[str, Births] = {}
@@ -195,14 +196,14 @@ class Replayer:
         """
         count, prompt_ids = self._rule.count_at(step, self._steps), list(dict.fromkeys(prompts))
         if self._step < 0 or step < self._step:  # a trainer may be trained again, or resume in the same process
-            self._first, self._begun = step, False
+            self._first, self.begun = step, False
             self._births.clear()
         self._step = step
         self._own.clear()
-        if not self._begun:
-            self._begun = self._asked(self._begin, otherwise=False)
+        if not self.begun:
+            self.begun = self._asked(self._begin, otherwise=False)
         wanted = list(self._method.with_replays(step, prompt_ids)) if count else []
-        if not wanted or not self._begun:
+        if not wanted or not self.begun:
             return {}
         nothing: Replays = {}
         drawn = self._asked(lambda: self._drawn(step, wanted, count), otherwise=nothing)
@@ -264,7 +265,7 @@ class Replayer:
         born = [self._trajectory(step, row) for row in rows if self.is_success(row)]
         if not born or self._rule.source == "offline":
             return
-        report = self._asked(lambda: self._pool.add(born), otherwise=None) if self._begun else None
+        report = self._asked(lambda: self._pool.add(born), otherwise=None) if self.begun else None
         counts = self._counts
         if report is None:
             counts.lost += len(born)

@@ -18,7 +18,6 @@ nothing. Its environment was not played, so that the reward of an environment is
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import weakref
@@ -30,13 +29,12 @@ from typing import Any, Literal
 import numpy as np
 
 from rlep.algorithms.loss_values import Scoring, incomparable
-from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError
-from rlep.core.types import BoolArray, Float32Array, Sampling, Trajectory, prompt_id_of
-from rlep.engines.tokenizer import Tokenizer
+from rlep.core.types import BoolArray, Float32Array, Trajectory, prompt_id_of
 from rlep.integrations.conversation import conversation
 from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
 from rlep.integrations.rule import replay_rule
+from rlep.integrations.trl_settings import logprobs_mode_of, sampled_in, sampling_of, tokenizer_of
 from rlep.services.environment.digest import class_digest, tools_digest
 from rlep.services.pool.rpc.client import PoolClient
 
@@ -185,12 +183,12 @@ class TrlReplay:
             if batch is None:
                 return loop(prompts, prompt_ids, tokens, completions, *rest)
             replays = [(row, replay) for row, replay in enumerate(batch.replays) if replay is not None]
-            tokenizer = self._of()._tokenizer
+            tokenizer, tools = self._of()._tokenizer, self._of().tools
             for row, _ in replays:
                 completions[row] = [{"role": "assistant", "content": ""}]  # calls no tool
             mask, completions, tokens, logprobs, *others = loop(prompts, prompt_ids, tokens, completions, *rest)
             for row, replay in replays:
-                completions[row] = conversation(tokenizer, list(prompt_ids[row]), replay)
+                completions[row] = conversation(tokenizer, list(prompt_ids[row]), replay, tools)
                 if replay.sampled is not None:
                     mask[row] = replay.sampled.astype(int).tolist()
             batch.masks.extend(mask)
@@ -216,7 +214,11 @@ class TrlReplay:
         names = [self._name(prompt) for prompt in prompts]
         step = int(trainer.state.global_step)
         replays = self._replayer.fill(step, names, size, start)
-        self._replayer.trim(_resumable(trainer, step))
+        oldest, begun = _of_main(trainer, step, self._replayer.begun)
+        if begun:
+            self._replayer.trim(oldest)
+        else:  # what the pool holds may be of a lost future
+            self._replayer.begun, replays = False, [None] * len(prompts)
         return _Batch(step, names, replays, frozenset(trainer.eos_token_ids), trainer.accelerator.num_processes)
 
     def _name(self, prompt: Any) -> str:
@@ -280,7 +282,8 @@ class TrlReplay:
                 else self._stored_reward(replay, high[0] + replay.verdict.credit * (high[1] - high[0]))
                 for replay in batch.replays
             ]
-        if not self._played or len(rewards) != len(batch.replays):
+        episodes = self._played or batch.masks
+        if not episodes or len(rewards) != len(batch.replays):
             return rewards
         return [
             reward if replay is None else self._stored_reward(replay, reward)
@@ -296,7 +299,7 @@ class TrlReplay:
         """The replayer of a trainer, whose settings are known at its first rollout. Raises ``ConfigError``."""
         self._adopt(trainer)
         self._check(trainer)
-        settings, tokenizer = trainer.args, _tokenizer(trainer, prompt)
+        settings, tokenizer = trainer.args, tokenizer_of(trainer, prompt)
         if self._reference is not None:
             self._references = _references(trainer.train_dataset, self._reference)
         self._scoring = Scoring(tokenizer.digest, tokenizer.template_digest, float(trainer.temperature), bfloat16=True)
@@ -308,8 +311,9 @@ class TrlReplay:
             vocabulary=trainer.model.config.get_text_config().vocab_size,
             max_tokens=trainer.max_completion_length,
             limit="max_completion_length",
-            sampling=_sampling(trainer),
-            logprobs_dtype=_sampled_in(trainer),
+            sampling=sampling_of(trainer),
+            logprobs_mode=logprobs_mode_of(trainer),
+            logprobs_dtype=sampled_in(trainer),
             verifier=self._function,
             main=trainer.accelerator.is_main_process,
         )
@@ -401,53 +405,13 @@ def _range(kind: type) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _tokenizer(trainer: Any, prompt: Any) -> Tokenizer:
-    """What makes a trainer's prompts: TRL takes another chat template where its own writes earlier turns otherwise."""
-    backend = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-    if trainer.chat_template is not None:
-        backend = copy.copy(backend)
-        backend.chat_template = trainer.chat_template
-    made = Tokenizer(backend, _prompting(prompt, str(backend.chat_template), trainer.chat_template_kwargs))
-    if not trainer.tools:
-        return made
-    from transformers.utils import get_json_schema
-
-    return made.with_tools([get_json_schema(tool) for tool in trainer.tools])
-
-
-def _prompting(prompt: Any, template: str, variables: Mapping[str, Any]) -> ModelConfig:
-    """A trainer's way to make a prompt of a question, as rlep names its own; variables that the template reads count."""
-    if isinstance(prompt, str):
-        return ModelConfig(chat_template=False)
-    return ModelConfig(template={name: value for name, value in variables.items() if name in template})
-
-
-def _sampling(trainer: Any) -> Sampling:
-    """Of the trainer's rollouts; ``generation_kwargs`` override its other arguments."""
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    given = {name: getattr(trainer, name) for name in names} | (trainer.args.generation_kwargs or {})
-    return Sampling(
-        temperature=float(given["temperature"]),
-        top_p=float(given["top_p"]),
-        top_k=max(0, given["top_k"] or 0),
-        max_tokens=int(trainer.max_completion_length),
-        min_p=float(given["min_p"] or 0.0),
-        repetition_penalty=float(given["repetition_penalty"]),
-    )
-
-
-def _sampled_in(trainer: Any) -> str:
-    """The type in which vLLM computes log-probs; that of one on a server is not known, and the coarsest is assumed."""
-    engine = getattr(trainer.vllm_generation, "llm", None) if trainer.use_vllm else None
-    return "bfloat16" if engine is None else str(engine.model_config.dtype).removeprefix("torch.")
-
-
-def _resumable(trainer: Any, step: int) -> int:
-    """The oldest step at which this training may go on, as the main process knows it; all processes wait for that one."""
+def _of_main(trainer: Any, step: int, begun: bool) -> tuple[int, bool]:
+    """The oldest step at which this training may go on, and ``begun``, of the main process; all processes wait for that one."""
     from accelerate.utils import broadcast_object_list
 
     oldest = oldest_checkpoint(Path(trainer.args.output_dir), "checkpoint-", step)
-    return int(broadcast_object_list([oldest])[0])
+    oldest, begun = broadcast_object_list([oldest, begun])
+    return oldest, begun
 
 
 def _question(prompt: Any) -> str:
@@ -481,7 +445,12 @@ def _known(logprobs: Sequence[float | None] | None) -> Float32Array | None:
 
 def _references(dataset: Any, column: str) -> dict[str, str]:
     """Question → its reference. Raises ``ConfigError`` where a question has two, or the column is not there."""
-    if column not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "select_columns"):
+    if not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"reference = {column!r}: train_dataset is a stream, which would be read to its end before the first step; give a "
+            "Dataset, or leave reference out"
+        )
+    if column not in dataset.column_names:
         raise ConfigError(f"reference = {column!r}: train_dataset has no such column; it has {dataset.column_names}")
     found: dict[str, str] = {}
     for row in dataset.select_columns(["prompt", column]):

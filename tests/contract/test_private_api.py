@@ -52,6 +52,7 @@ TRL_TRAINER = (
     *(
         "environment_factories",
         "use_vllm",
+        "vllm_mode",
         "vllm_generation",
         "vllm_importance_sampling_correction",
         "vllm_importance_sampling_clip_max",
@@ -109,8 +110,14 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
             ),
         ),
         *symbols(_GRPO, *(f"GRPOTrainer.{name}" for name in TRL_TRAINER)),
-        *symbols("trl.generation.vllm_generation", "VLLMGeneration.llm"),
+    ),
+    "rlep/integrations/trl_settings.py": (
+        *symbols("trl.generation.vllm_generation", "VLLMGeneration.llm", "VLLMGeneration.vllm_client"),
+        Symbol("trl.generation.vllm_client", "VLLMClient.get_server_info"),
         *symbols("vllm.entrypoints.llm", "LLM.model_config"),
+    ),
+    "rlep/integrations/conversation.py": (
+        Symbol("trl.chat_template_utils", "parse_response", ("tokenizer", "ids", "prefix", "tools")),
     ),
 }
 """Adapter -> what it uses. A base class's members are listed where they are defined."""

@@ -116,8 +116,20 @@ def test_an_environments_reward_is_stored_and_no_replay_is_played_again(pool_of:
     assert [row[-1] for row in np.reshape(trainer._logs["rewards"]["Counted"], (-1, 4))] == [1.0] * 2
 
 
+def evaluate(expression: str) -> str:
+    """Compute an expression.
+
+    Args:
+        expression: Of numbers.
+    """
+    return Calculator().evaluate(expression)
+
+
+@pytest.mark.parametrize(
+    "given", [{"environment_factory": Calculator}, {"tools": [evaluate]}], ids=["environment", "tools"]
+)
 def test_functions_see_a_replay_as_a_conversation_and_their_stored_reward_counts(
-    pool_of: OpenPool, tmp_path: Path
+    pool_of: OpenPool, tmp_path: Path, given: dict[str, Any]
 ) -> None:
     seen: list[Any] = []
 
@@ -128,7 +140,7 @@ def test_functions_see_a_replay_as_a_conversation_and_their_stored_reward_counts
 
     replay = TrlReplay(pool_of(), count=1)
     rewards = [replay.reward(once, success=0.125)]
-    trainer = episodes_of(tmp_path, Script(), rewards, rollout_func=replay.rollout, max_steps=2)
+    trainer = episodes_of(tmp_path, Script(), rewards, rollout_func=replay.rollout, max_steps=2, **given)
     trainer.train()
     assert [line["reward"] for line in trainer.state.log_history if "loss" in line] == pytest.approx(
         [2 / 8 / 8, (2 / 16 + 2 / 8) / 8]  # 1/8 was stored of each episode of the first eight
@@ -138,15 +150,6 @@ def test_functions_see_a_replay_as_a_conversation_and_their_stored_reward_counts
     assert (again[0], again[2]) == (fresh[0], fresh[2])
     assert again[1] == {**fresh[1], "content": again[1]["content"]}
     assert re.fullmatch(rf"\s*{fresh[1]['content']}\s*", again[1]["content"])
-
-
-def evaluate(expression: str) -> str:
-    """Compute an expression.
-
-    Args:
-        expression: Of numbers.
-    """
-    return Calculator().evaluate(expression)
 
 
 def test_functions_that_are_tools_are_named_by_their_sources(pool_of: OpenPool, tmp_path: Path) -> None:

@@ -64,6 +64,16 @@ def test_two_processes_fill_one_pool(pool_of: OpenPool, served: str, tmp_path: P
     assert sum(map(len, drawn.values())) > 0
 
 
+def test_nothing_is_kept_before_the_main_process_has_begun(pool_of: OpenPool, served: str, tmp_path: Path) -> None:
+    """The server comes just after the main process has asked, and just before the other one does."""
+    given = {"per_device_train_batch_size": 4, "max_steps": 8}
+    pool = pool_of()
+    both = ranks(tmp_path / "two", address=served, pool=pool.name, replay={"count": 2}, given=given, late=4)
+    lost, stored = ([line[f"replay/{name}"] for line in both[0]["log"]] for name in ("lost", "stored"))
+    assert (sum(lost[:4]) > 0, sum(lost[4:]), sum(stored[:4]), sum(stored[4:]) > 0) == (True, 0, 0, True)
+    assert all(int(version.rpartition("@")[2]) >= 4 for version in pool.stats().by_policy)
+
+
 def test_two_processes_ask_vllm_for_equally_many_responses(pool_of: OpenPool, served: str, tmp_path: Path) -> None:
     """TRL cuts what vLLM generated for all processes into equal parts; two of the four questions have stored responses."""
     stored = dict([*solutions(2).items()][:2])

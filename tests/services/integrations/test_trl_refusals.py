@@ -224,6 +224,17 @@ def test_a_question_with_two_references_is_refused(pool_of: OpenPool, tmp_path: 
         trainer.train()
 
 
+def test_references_of_a_stream_are_refused(pool_of: OpenPool, tmp_path: Path) -> None:
+    """They would be known at its end, which it may not have."""
+    replay = TrlReplay(pool_of(), reference="answer")
+    trainer = trainer_of(tmp_path, rewards=[replay.reward(correct)], rollout_func=replay.rollout, max_steps=1)
+    trainer.model.train()
+    prompts = 4 * [questions(1)[0]["prompt"]]
+    trainer.train_dataset = questions(4).to_iterable_dataset()
+    with pytest.raises(ConfigError, match="reference = 'answer': train_dataset is a stream"):
+        replay.rollout(prompts, trainer)
+
+
 def test_the_hook_is_grpos_alone() -> None:
     """When ``RLOOTrainer`` gets ``rollout_func``, docs/how-to/replay-in-trl.md is to say so."""
     import trl  # after the scene has hidden vLLM from it

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlep.core.errors import ConfigError
 from rlep.integrations.trl import TrlReplay
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.trl_scene import (
@@ -94,10 +95,11 @@ def test_stored_logprobs_that_cannot_be_compared_are_not_used(pool_of: OpenPool,
     assert all((ratio == 0).all() for ratio in weights(trainer)[0])
 
 
-def test_what_vllm_sampled_is_stored_with_its_logprobs(pool_of: OpenPool, tmp_path: Path) -> None:
-    def right(completions: list[Any], **_: object) -> list[float]:
-        return [1.0] * len(completions)
+def right(completions: list[Any], **_: object) -> list[float]:
+    return [1.0] * len(completions)
 
+
+def test_what_vllm_sampled_is_stored_with_its_logprobs(pool_of: OpenPool, tmp_path: Path) -> None:
     pool, engine = pool_of(), Engine()
     replay = TrlReplay(pool, count=1)
     trainer = trainer_of(
@@ -122,3 +124,27 @@ def test_what_vllm_sampled_is_stored_with_its_logprobs(pool_of: OpenPool, tmp_pa
         assert (
             member.provenance.logprobs_dtype == "bfloat16"
         )  # not known of a vLLM elsewhere, whatever the trainer's is
+
+
+@pytest.mark.parametrize(("started", "stored"), [("processed_logprobs", "processed"), ("raw_logprobs", "raw")])
+def test_logprobs_of_a_server_are_stored_as_what_they_are(
+    pool_of: OpenPool, tmp_path: Path, started: str, stored: str
+) -> None:
+    """vLLM's own default is raw ones, of which TRL warns only."""
+    pool, replay = pool_of(), TrlReplay(pool_of(), count=1)
+    trainer = trainer_of(tmp_path, rewards=[replay.reward(right)], rollout_func=replay.rollout, max_steps=1)
+    with_engine(trainer, Engine(logprobs_mode=started))
+    trainer.vllm_mode = "server"
+    trainer.train()
+    assert {member.provenance.logprobs_mode for member in pool.export()} == {stored}
+
+
+def test_a_server_of_logits_is_refused(pool_of: OpenPool, tmp_path: Path) -> None:
+    replay = TrlReplay(pool_of(), count=1)
+    trainer = trainer_of(tmp_path, rewards=[replay.reward(right)], rollout_func=replay.rollout, max_steps=1)
+    with_engine(trainer, Engine(logprobs_mode="raw_logits"))
+    trainer.vllm_mode = "server"
+    with pytest.raises(
+        ConfigError, match="--logprobs-mode raw_logits gives no log-probs: start it with processed_logp"
+    ):
+        trainer.train()

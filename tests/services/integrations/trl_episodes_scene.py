@@ -61,15 +61,15 @@ class Counted(Calculator):
 
 
 def talking() -> PreTrainedTokenizerFast:
-    """The quickstart's tokenizer with tools: a turn that begins with = calls ``evaluate``."""
+    """The quickstart's tokenizer with tools: a turn that begins with = calls ``evaluate``, by whose schema it is read."""
     made = tokenizer()
     made.chat_template = TEMPLATE
 
-    def parse(response: list[int], **_: object) -> dict[str, Any]:
+    def parse(response: list[int], tools: Any = None, **_: object) -> dict[str, Any]:
         text = made.decode(response, skip_special_tokens=True)
         if not text.startswith("="):
             return {"role": "assistant", "content": text}
-        function = {"name": "evaluate", "arguments": {"expression": text[1:]}}
+        function = {"name": "evaluate", "arguments": {"expression": text[1:] if tools else None}}
         return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
     made.response_template, made.parse_response = {"fields": {}}, parse

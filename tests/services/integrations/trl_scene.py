@@ -155,6 +155,15 @@ class Engine:
 
     calls: list[tuple[int, int]] = field(default_factory=list)
     """Prompts and ``num_generations`` of each call."""
+    logprobs_mode: str = "processed_logprobs"
+    """That a server was started with."""
+
+    @property
+    def vllm_client(self) -> Engine:
+        return self
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"model_config": {"logprobs_mode": self.logprobs_mode}}
 
     def sync_weights(self) -> None:
         """Nothing holds weights."""
