@@ -437,3 +437,7 @@ def _check(trainer: Any, stored: bool) -> None:
     for sentence, wrong in refused.items():
         if wrong:
             raise ConfigError(sentence)
+        f"{KWARGS}.stored_logprobs = True with actor_rollout_ref.rollout.calculate_log_probs = False: rows have no log-probs of "
+        "the sampler, in whose place the pool's would stand; leave it out, or set the other to True": (
+            stored and not rollout.calculate_log_probs
+        ),

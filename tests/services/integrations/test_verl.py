@@ -149,6 +149,7 @@ def test_verls_worker_cuts_the_papers_rows_into_eight_updates(seen: Seen) -> Non
         ("shared", "PoolError"),
         ("again", "responses of an earlier start of run run, and this one begins at step 0"),
         ("stopped", "DeadlineExceeded"),
+        ("stood for nothing", "stored_logprobs = True with actor_rollout_ref.rollout.calculate_log_probs = False"),
         ("halved", "log-probs are not comparable (computed in bfloat16)"),
     ],
 )

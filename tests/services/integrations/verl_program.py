@@ -35,6 +35,7 @@ REFUSED = {
 }
 """Overrides that rlep's buffer refuses."""
 
+    "stood for nothing": [f"+{SAMPLER}.sampler_kwargs.stored_logprobs=True"],
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "replay-in-verl.md"
 
