@@ -123,7 +123,8 @@ class VerlReplay:
             if names[uid] in drawn
             and (not replayer.decides_late or replayer.accepts([member.row for member in members]))
         }
-        replayer.trim(oldest_checkpoint(Path(self._trainer.config.trainer.default_local_dir), "global_step_", step))
+        folder = Path(self._trainer.config.trainer.default_local_dir)
+        replayer.trim(oldest_checkpoint(folder, "global_step_", step, part="actor"))
         replayer.keep(step, [member.row for member in fresh])
         actor, rows = self._trainer.config.actor_rollout_ref.actor, len(batch)
         actor.ppo_mini_batch_size = self._size

@@ -224,16 +224,18 @@ def episodes(made: Callable[..., Buffer], plain: Buffer, declared: Path) -> dict
 
 
 def trimmed(made: Callable[..., Buffer], folder: Path) -> list[dict[str, Any]]:
-    """Three steps after one that stored: without a checkpoint, with one, and without it again."""
+    """Three steps after one that stored: without a checkpoint, with one, and with another for which verl removed its model."""
     buffer, checkpoint = (
         made("few", f"trainer.default_local_dir={folder}", per_question=2, success=0),
         folder / "global_step_1",
     )
     buffer.sample(1)
     steps = [buffer.sample(2, sessions=range(4, 8))]
-    checkpoint.mkdir(parents=True)
+    (checkpoint / "actor").mkdir(parents=True)
+    (checkpoint / "data.pt").touch()
     steps.append(buffer.sample(3, sessions=range(8, 12)))
-    checkpoint.rmdir()
+    (folder / "global_step_3" / "actor").mkdir(parents=True)
+    (checkpoint / "actor").rmdir()
     return [*steps, buffer.sample(4, sessions=range(12, 16))]
 
 
