@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 import transfer_queue as tq
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.padding_utils import build_padding_position_ids, upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict, unwrap_non_tensor_data
@@ -244,7 +244,7 @@ class VerlReplay:
             raise ConfigError(NOT_TEXT)
         prompt, tokens = template["prompts"], torch.as_tensor(member.tokens.astype(np.int64))
         ids, mask, scores = torch.cat([prompt, tokens]), torch.ones_like(tokens), torch.zeros(len(tokens))
-        turns = 1
+        seen, turns = torch.ones_like(ids), 1
         if member.sampled is not None:
             mask = torch.as_tensor(member.sampled.astype(np.int64))
             turns += int((np.diff(member.sampled.astype(np.int8)) > 0).sum())
@@ -254,8 +254,8 @@ class VerlReplay:
             "response_mask": mask,
             "loss_mask": mask,
             "input_ids": ids,
-            "position_ids": torch.arange(len(ids)),
-            "attention_mask": torch.ones_like(ids),
+            "position_ids": build_padding_position_ids(template.get("position_ids"), seen),  # of the axes of its group
+            "attention_mask": seen,
             "rm_scores": scores,
             "session_id": number,
             "num_turns": 2 * turns,  # as verl counts: of the policy, and before each of them one of another

@@ -228,3 +228,9 @@ def test_an_episode_is_replayed_with_its_mask(seen: Seen) -> None:
 
 def test_the_pages_settings_are_taken(seen: Seen) -> None:
     assert seen["page"] == ["RlepReplayBuffer", 2, "countdown", 64]
+def test_replays_have_positions_on_each_axis_of_their_group(seen: Seen) -> None:
+    """A processor of images has four for text, too, alike."""
+    for ((*_, positions),) in seen["rope"]["replays"]:
+        assert positions == [[*range(len(positions[0]))]] * 4
+
+

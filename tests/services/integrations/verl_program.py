@@ -120,6 +120,7 @@ class Buffer:
         replays: dict[int, list[Any]] = {}
         for at, (key, tag) in enumerate(zip(keys, batch.tags, strict=True)):
             if tag.get("replay"):
+                *(["position_ids"] if "axes" in fields else []),
                 uid, session, _ = key.split("_")
                 replays.setdefault(places[uid], []).append(
                     [int(session), columns["responses"][at], columns["rm_scores"][at]]
@@ -134,6 +135,7 @@ class Buffer:
             "metrics": {name: value for name, value in metrics.items() if name.startswith("replay/")},
         }
 
+                    + ([columns["position_ids"][at]] if "axes" in fields else [])
 
 def told(call: Callable[[], object]) -> str:
     """What a call is refused with."""
@@ -207,6 +209,10 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
 
 def episodes(made: Callable[..., Buffer], plain: Buffer, declared: Path) -> dict[str, Any]:
     """Rows of two turns: of nothing named, twice of a tool's, and a pool of theirs where the tools are others."""
+    rope = made("rope", count=1)
+    rope.sample(1, (6, 9), axes=4)
+    seen["rope"] = rope.sample(2, (6, 9), axes=4)
+
     turns: dict[str, Any] = {
         "response_mask": torch.tensor([1, 1, 0, 0, 1]),
         "responses": torch.tensor([7, 1, 8, 2, 1]),

@@ -120,8 +120,10 @@ class Scripted:
             given["dummy_tensor"] = batch["dummy_tensor"][at]
             self.write(given, "train", range(self._n))
 
-    def write(self, given: Mapping[str, Any], partition: str, sessions: Sequence[int], **fields: Any) -> str:
-        """One prompt's group; returns its uid."""
+    def write(
+        self, given: Mapping[str, Any], partition: str, sessions: Sequence[int], axes: int = 0, **fields: Any
+    ) -> str:
+        """One prompt's group, of a processor with so many axes of positions where it has them; returns its uid."""
         ends = self._tokenizer.eos_token_id
         prompt = self._tokenizer.apply_chat_template(
             list(given["raw_prompt"]), add_generation_prompt=True, tokenize=True, return_dict=False
@@ -137,6 +139,7 @@ class Scripted:
             sizes = {"prompt_len": len(prompt), "response_len": len(response), "seq_len": len(prompt) + len(response)}
             versions = {"min_global_steps": step - 1, "max_global_steps": step - 1}
             ids = torch.cat([torch.tensor(prompt), response])
+            places = torch.arange(len(ids))
             keys.append(f"{uid}_{session}_0")
             tags.append({"status": "success", **sizes, "global_steps": step, **versions})
             rows.append(
@@ -148,7 +151,7 @@ class Scripted:
                     "response_mask": torch.ones_like(response),
                     "loss_mask": torch.ones_like(response),
                     "input_ids": ids,
-                    "position_ids": torch.arange(len(ids)),
+                    "position_ids": places.expand(axes, -1).clone() if axes else places,
                     "multi_modal_inputs": {},
                     "rm_scores": scores,
                     "num_turns": 2,
