@@ -36,7 +36,7 @@ from rlep.config.settings import section_of
 from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling, Trajectory, prompt_id_of, question_text
 from rlep.engines.tokenizer import Tokenizer
-from rlep.integrations.mini_batches import Cut, cut
+from rlep.integrations.mini_batches import cut, padded, shared
 from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
 from rlep.integrations.rule import replay_rule
 from rlep.services.pool.rpc.client import PoolClient
@@ -130,33 +130,42 @@ class VerlReplay:
         actor.ppo_mini_batch_size = self._size
         if replays:
             batch = self._with_replays(batch, groups, replays)
-            rows, size, padded = len(batch), self._size, self._cut(len(batch), prompts)
-            actor.ppo_mini_batch_size = padded.size
-            batch = upsample_batch_to_divisible_size(batch, padded.rows, self._trainer.tokenizer.eos_token_id)
-            _log.info("%d rows: ppo_mini_batch_size = %d in place of %d", len(batch), padded.size, size)
+            rows = len(batch)
+            batch = self._in_updates(batch, prompts // self._size)
+            _log.info(
+                "%d rows: ppo_mini_batch_size = %d in place of %d", len(batch), actor.ppo_mini_batch_size, self._size
+            )
         counts = asdict(replayer.take_counts())
         counts |= {"rows": sum(map(len, replays.values())), "padding": len(batch) - rows}
         if not counts["rows"]:
             del counts["age"]
         return batch, {f"replay/{name}": float(value) for name, value in counts.items()}
 
-    def _cut(self, rows: int, prompts: int) -> Cut:
-        """The mini-batches of a step: see ``cut``."""
+    def _in_updates(self, batch: Any, updates: int) -> Any:
+        """Order and pad a batch so that verl's updates have their groups whole, and set verl's size of an update."""
+        groups: dict[str, list[int]] = {}
+        for place, key in enumerate(batch.keys):
+            groups.setdefault(key.split("_")[0], []).append(place)
+        shares = shared([*groups.values()], updates)
         config = self._trainer.config.actor_rollout_ref
-        ranks, actor = int(self._trainer.actor_rollout_wg.world_size), config.actor
+        n, ranks, actor = int(config.rollout.n), int(self._trainer.actor_rollout_wg.world_size), config.actor
         micro = 1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu or 1)
         scored = [
             1 if part.log_prob_use_dynamic_bsz else int(part.log_prob_micro_batch_size_per_gpu or 1)
             for part in (config.rollout, config.ref)
         ]
-        return cut(
-            rows,
-            prompts // self._size,
+        actor.ppo_mini_batch_size = cut(
+            max(map(len, shares)),
+            len(shares),
             size=self._size,
-            n=int(config.rollout.n),
+            n=n,
             multiple=ranks * micro,
             whole=ranks * math.lcm(*scored),
         )
+        rows = actor.ppo_mini_batch_size * n
+        batch = upsample_batch_to_divisible_size(batch, len(shares) * rows, self._trainer.tokenizer.eos_token_id)
+        batch.reorder(padded(shares, rows))  # verl cuts in this order, rank by rank
+        return batch
 
     def _fresh(self, batch: Any) -> list[Fresh]:
         """Read verl's rows. Raises ``ConfigError`` for sessions of several, episodes of nothing named, and missing rewards."""
@@ -434,11 +443,11 @@ def _check(trainer: Any, stored: bool) -> None:
         "actor_rollout_ref.rollout.calculate_log_probs = True: verl compares them with its own, for "
         "algorithm.rollout_correction and its metrics, and replays have none that are comparable; set it to False, or "
         f"{KWARGS}.stored_logprobs = True for a pool that has": rollout.calculate_log_probs and not stored,
-    }
-    for sentence, wrong in refused.items():
-        if wrong:
-            raise ConfigError(sentence)
         f"{KWARGS}.stored_logprobs = True with actor_rollout_ref.rollout.calculate_log_probs = False: rows have no log-probs of "
         "the sampler, in whose place the pool's would stand; leave it out, or set the other to True": (
             stored and not rollout.calculate_log_probs
         ),
+    }
+    for sentence, wrong in refused.items():
+        if wrong:
+            raise ConfigError(sentence)
