@@ -482,7 +482,14 @@ class Replayer:
         return otherwise
 
 
-def oldest_checkpoint(folder: Path, name: str, step: int) -> int:
-    """The oldest step at which a run may go on: that of a checkpoint in a folder, called ``name`` and its step, or ``step``."""
-    found = (re.fullmatch(rf"{re.escape(name)}(\d+)", path.name) for path in folder.glob(f"{name}*"))
-    return min([step, *(int(match[1]) for match in found if match)])
+def oldest_checkpoint(folder: Path, name: str, step: int, part: str = ".") -> int:
+    """The oldest step at which a run may go on: that of a checkpoint in a folder, called ``name`` and its step, or ``step``.
+
+    Old checkpoints may have lost the ``part`` without which no run goes on. Where none has it, it lies on other nodes: all count.
+    """
+    found = {
+        int(match[1]): (path / part).exists()
+        for path in folder.glob(f"{name}*")
+        if (match := re.fullmatch(rf"{re.escape(name)}(\d+)", path.name))
+    }
+    return min([step, *(at for at, has in found.items() if has or not any(found.values()))])

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 import transfer_queue as tq
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.padding_utils import build_padding_position_ids, upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict, unwrap_non_tensor_data
@@ -36,7 +36,7 @@ from rlep.config.settings import section_of
 from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling, Trajectory, prompt_id_of, question_text
 from rlep.engines.tokenizer import Tokenizer
-from rlep.integrations.mini_batches import Cut, cut
+from rlep.integrations.mini_batches import cut, padded, shared
 from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
 from rlep.integrations.rule import replay_rule
 from rlep.services.pool.rpc.client import PoolClient
@@ -123,39 +123,49 @@ class VerlReplay:
             if names[uid] in drawn
             and (not replayer.decides_late or replayer.accepts([member.row for member in members]))
         }
-        replayer.trim(oldest_checkpoint(Path(self._trainer.config.trainer.default_local_dir), "global_step_", step))
+        folder = Path(self._trainer.config.trainer.default_local_dir)
+        replayer.trim(oldest_checkpoint(folder, "global_step_", step, part="actor"))
         replayer.keep(step, [member.row for member in fresh])
         actor, rows = self._trainer.config.actor_rollout_ref.actor, len(batch)
         actor.ppo_mini_batch_size = self._size
         if replays:
             batch = self._with_replays(batch, groups, replays)
-            rows, size, padded = len(batch), self._size, self._cut(len(batch), prompts)
-            actor.ppo_mini_batch_size = padded.size
-            batch = upsample_batch_to_divisible_size(batch, padded.rows, self._trainer.tokenizer.eos_token_id)
-            _log.info("%d rows: ppo_mini_batch_size = %d in place of %d", len(batch), padded.size, size)
+            rows = len(batch)
+            batch = self._in_updates(batch, prompts // self._size)
+            _log.info(
+                "%d rows: ppo_mini_batch_size = %d in place of %d", len(batch), actor.ppo_mini_batch_size, self._size
+            )
         counts = asdict(replayer.take_counts())
         counts |= {"rows": sum(map(len, replays.values())), "padding": len(batch) - rows}
         if not counts["rows"]:
             del counts["age"]
         return batch, {f"replay/{name}": float(value) for name, value in counts.items()}
 
-    def _cut(self, rows: int, prompts: int) -> Cut:
-        """The mini-batches of a step: see ``cut``."""
+    def _in_updates(self, batch: Any, updates: int) -> Any:
+        """Order and pad a batch so that verl's updates have their groups whole, and set verl's size of an update."""
+        groups: dict[str, list[int]] = {}
+        for place, key in enumerate(batch.keys):
+            groups.setdefault(key.split("_")[0], []).append(place)
+        shares = shared([*groups.values()], updates)
         config = self._trainer.config.actor_rollout_ref
-        ranks, actor = int(self._trainer.actor_rollout_wg.world_size), config.actor
+        n, ranks, actor = int(config.rollout.n), int(self._trainer.actor_rollout_wg.world_size), config.actor
         micro = 1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu or 1)
         scored = [
             1 if part.log_prob_use_dynamic_bsz else int(part.log_prob_micro_batch_size_per_gpu or 1)
             for part in (config.rollout, config.ref)
         ]
-        return cut(
-            rows,
-            prompts // self._size,
+        actor.ppo_mini_batch_size = cut(
+            max(map(len, shares)),
+            len(shares),
             size=self._size,
-            n=int(config.rollout.n),
+            n=n,
             multiple=ranks * micro,
             whole=ranks * math.lcm(*scored),
         )
+        rows = actor.ppo_mini_batch_size * n
+        batch = upsample_batch_to_divisible_size(batch, len(shares) * rows, self._trainer.tokenizer.eos_token_id)
+        batch.reorder(padded(shares, rows))  # verl cuts in this order, rank by rank
+        return batch
 
     def _fresh(self, batch: Any) -> list[Fresh]:
         """Read verl's rows. Raises ``ConfigError`` for sessions of several, episodes of nothing named, and missing rewards."""
@@ -243,7 +253,7 @@ class VerlReplay:
             raise ConfigError(NOT_TEXT)
         prompt, tokens = template["prompts"], torch.as_tensor(member.tokens.astype(np.int64))
         ids, mask, scores = torch.cat([prompt, tokens]), torch.ones_like(tokens), torch.zeros(len(tokens))
-        turns = 1
+        seen, turns = torch.ones_like(ids), 1
         if member.sampled is not None:
             mask = torch.as_tensor(member.sampled.astype(np.int64))
             turns += int((np.diff(member.sampled.astype(np.int8)) > 0).sum())
@@ -253,8 +263,8 @@ class VerlReplay:
             "response_mask": mask,
             "loss_mask": mask,
             "input_ids": ids,
-            "position_ids": torch.arange(len(ids)),
-            "attention_mask": torch.ones_like(ids),
+            "position_ids": build_padding_position_ids(template.get("position_ids"), seen),  # of the axes of its group
+            "attention_mask": seen,
             "rm_scores": scores,
             "session_id": number,
             "num_turns": 2 * turns,  # as verl counts: of the policy, and before each of them one of another
@@ -433,6 +443,10 @@ def _check(trainer: Any, stored: bool) -> None:
         "actor_rollout_ref.rollout.calculate_log_probs = True: verl compares them with its own, for "
         "algorithm.rollout_correction and its metrics, and replays have none that are comparable; set it to False, or "
         f"{KWARGS}.stored_logprobs = True for a pool that has": rollout.calculate_log_probs and not stored,
+        f"{KWARGS}.stored_logprobs = True with actor_rollout_ref.rollout.calculate_log_probs = False: rows have no log-probs of "
+        "the sampler, in whose place the pool's would stand; leave it out, or set the other to True": (
+            stored and not rollout.calculate_log_probs
+        ),
     }
     for sentence, wrong in refused.items():
         if wrong:

@@ -99,6 +99,24 @@ def test_verls_trainer_replays_what_it_stored_and_keeps_its_updates(seen: Seen) 
     assert [step["metrics"]["replay/age"] for step in later] == [1.0, 2.0]
 
 
+def test_each_update_has_its_groups_whole_with_their_replays(seen: Seen) -> None:
+    for step in seen["filled"][1:]:
+        for keys in step["cut"]:
+            assert [*Counter(key.split("_")[0] for key in keys).values()] == [5] * 4
+            assert sum(step["rows"][key]["replay"] for key in keys) == 4
+
+
+def test_padding_is_spread_over_the_updates_and_changes_nothing(seen: Seen) -> None:
+    """In micro-batches of 16 an update has 32 rows: 80 would fill two and a half, and pad the fourth alone."""
+    for step in seen["padded"][1:]:
+        assert (step["updates"], step["size"], len(step["rows"])) == (4, 8, 128)
+        for keys in step["cut"]:
+            assert sum(step["rows"][key]["padding"] for key in keys) == 12
+    for padded, filled in zip(seen["padded"], seen["filled"], strict=True):
+        for name in ("pg_loss", "grad_norm"):
+            assert padded["metrics"][f"actor/{name}"] == pytest.approx(filled["metrics"][f"actor/{name}"], rel=1e-3)
+
+
 def test_groups_have_the_advantages_of_all_their_rows_and_log_probs_of_the_present_policy(seen: Seen) -> None:
     # Rewards 1, 0, 0, 0: mean 1/4, sample std 1/2. With a replay 1, 0, 0, 0, 1: mean 2/5, sample std √0.3.
     expected = [(1.5, -0.5), (0.6 / 0.3**0.5, -0.4 / 0.3**0.5), (0.6 / 0.3**0.5, -0.4 / 0.3**0.5)]
@@ -131,6 +149,7 @@ def test_verls_worker_cuts_the_papers_rows_into_eight_updates(seen: Seen) -> Non
         ("filtered", "algorithm.filter_groups.enable: verl leaves filtering to a custom sampler"),
         ("refilled", "trainer.v1.sampler.sync_refill_failed_groups: verl does not give it to a custom sampler"),
         ("compared", "actor_rollout_ref.rollout.calculate_log_probs = True: verl compares them with its own"),
+        ("stood for nothing", "stored_logprobs = True with actor_rollout_ref.rollout.calculate_log_probs = False"),
         ("rewarded later", "set reward.reward_model.enable_resource_pool = True"),
         (
             "asynchronous",
@@ -163,14 +182,16 @@ def test_groups_of_one_question_twice_have_keys_of_their_own(seen: Seen) -> None
     assert [[session for session, *_ in group] for group in groups] == [[4], [4], [4], []]
     assert groups[0] == groups[1] != groups[2]
     assert groups[0][0][2] == [0.0, 1.0]  # the digit and the end, rewarded there
-    # 19 rows in four updates of 8 rows, of which four are two prompts': 32 with 13 that pad.
+    # 19 rows in four updates of 8 rows, of which four are two prompts': 32 with 13 that pad, some in each.
     assert (seen["second"]["rows"], seen["second"]["padding"], seen["second"]["size"]) == (32, 13, 2)
+    assert seen["second"]["updates"] == [5, 5, 5, 4]
 
 
 def test_groups_of_which_responses_failed_get_replays_behind_those_that_are_there(seen: Seen) -> None:
     """Sessions 1 and 3 of two questions, and a third of which none came."""
     assert [[session for session, *_ in group] for group in seen["partial"]["replays"]] == [[4], [4], []]
     assert seen["partial"]["metrics"]["replay/rows"] == 2
+    assert seen["partial"]["updates"] == [3, 3]  # of the three that are configured, none is for padding alone
 
 
 def test_a_group_may_have_more_replays_than_fresh_responses(seen: Seen) -> None:
@@ -214,6 +235,12 @@ def test_rewards_decide_which_groups_get_replays(seen: Seen) -> None:
 def test_stored_log_probs_stand_for_the_samplers_where_they_are_comparable(seen: Seen) -> None:
     ((_, _, _, logprobs),) = seen["stored"]["replays"][0]
     assert logprobs == [-0.25, -0.5]
+
+
+def test_replays_have_positions_on_each_axis_of_their_group(seen: Seen) -> None:
+    """A processor of images has four for text, too, alike."""
+    for ((*_, positions),) in seen["rope"]["replays"]:
+        assert positions == [[*range(len(positions[0]))]] * 4
 
 
 def test_an_episode_is_replayed_with_its_mask(seen: Seen) -> None:

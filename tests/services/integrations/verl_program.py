@@ -17,7 +17,16 @@ import torch
 import transfer_queue as tq
 
 from rlep.core.errors import RlepError
-from tests.services.integrations.verl_scene import SAMPLER, OnCpu, Scripted, configured, main, replaying, trainings
+from tests.services.integrations.verl_scene import (
+    SAMPLER,
+    OnCpu,
+    Scripted,
+    configured,
+    main,
+    mini_batches,
+    replaying,
+    trainings,
+)
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REFUSED = {
@@ -26,6 +35,7 @@ REFUSED = {
     "filtered": ["algorithm.filter_groups.enable=True"],
     "refilled": [f"{SAMPLER}.sync_refill_failed_groups=True"],
     "compared": [f"{ROLLOUT}.calculate_log_probs=True"],
+    "stood for nothing": [f"+{SAMPLER}.sampler_kwargs.stored_logprobs=True"],
     "rewarded later": ["reward.reward_model.enable=True"],
     "asynchronous": ["trainer.v1.trainer_mode=colocate_async"],
     "nothing": [f"+{SAMPLER}.sampler_kwargs.count=0"],
@@ -110,6 +120,7 @@ class Buffer:
                 "response_mask",
                 "loss_mask",
                 *(["rollout_log_probs"] if "rollout_log_probs" in fields else []),
+                *(["position_ids"] if "axes" in fields else []),
             ]
             data = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=wanted)
             columns = {name: [part.tolist() for part in data[name]] for name in wanted}
@@ -124,10 +135,15 @@ class Buffer:
                     [int(session), columns["responses"][at], columns["rm_scores"][at]]
                     + ([columns["rollout_log_probs"][at]] if "rollout_log_probs" in columns else [])
                     + ([columns["response_mask"][at], columns["loss_mask"][at]] if "response_mask" in fields else [])
+                    + ([columns["position_ids"][at]] if "axes" in fields else [])
                 )
         return {
             "rows": len(keys),
             "padding": sum(tag.get("is_padding", False) for tag in batch.tags),
+            "updates": [
+                sum(not batch.tags[at].get("is_padding", False) for at in part)
+                for part in (mini_batches(len(keys), self.size * 4) if metrics.get("replay/rows") else [])
+            ],
             "replays": [replays.get(place, []) for place in range(len(uids))],
             "size": self.size,
             "metrics": {name: value for name, value in metrics.items() if name.startswith("replay/")},
@@ -193,6 +209,10 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     late.sample(1)
     seen["late"] = late.sample(2, also=lambda: late.write(2, (6,), (1, 2)))
 
+    rope = made("rope", count=1)
+    rope.sample(1, (6, 9), axes=4)
+    seen["rope"] = rope.sample(2, (6, 9), axes=4)
+
     logprobs = {"rollout_log_probs": torch.tensor([-0.25, -0.5])}
     comparing = [f"{ROLLOUT}.calculate_log_probs=True", f"{ROLLOUT}.dtype=float32"]
     stored = made("stored", *comparing, stored_logprobs=True, count=1)
@@ -223,16 +243,18 @@ def episodes(made: Callable[..., Buffer], plain: Buffer, declared: Path) -> dict
 
 
 def trimmed(made: Callable[..., Buffer], folder: Path) -> list[dict[str, Any]]:
-    """Three steps after one that stored: without a checkpoint, with one, and without it again."""
+    """Three steps after one that stored: without a checkpoint, with one, and with another for which verl removed its model."""
     buffer, checkpoint = (
         made("few", f"trainer.default_local_dir={folder}", per_question=2, success=0),
         folder / "global_step_1",
     )
     buffer.sample(1)
     steps = [buffer.sample(2, sessions=range(4, 8))]
-    checkpoint.mkdir(parents=True)
+    (checkpoint / "actor").mkdir(parents=True)
+    (checkpoint / "data.pt").touch()
     steps.append(buffer.sample(3, sessions=range(8, 12)))
-    checkpoint.rmdir()
+    (folder / "global_step_3" / "actor").mkdir(parents=True)
+    (checkpoint / "actor").rmdir()
     return [*steps, buffer.sample(4, sessions=range(12, 16))]
 
 

@@ -120,8 +120,10 @@ class Scripted:
             given["dummy_tensor"] = batch["dummy_tensor"][at]
             self.write(given, "train", range(self._n))
 
-    def write(self, given: Mapping[str, Any], partition: str, sessions: Sequence[int], **fields: Any) -> str:
-        """One prompt's group; returns its uid."""
+    def write(
+        self, given: Mapping[str, Any], partition: str, sessions: Sequence[int], axes: int = 0, **fields: Any
+    ) -> str:
+        """One prompt's group, of a processor with so many axes of positions where it has them; returns its uid."""
         ends = self._tokenizer.eos_token_id
         prompt = self._tokenizer.apply_chat_template(
             list(given["raw_prompt"]), add_generation_prompt=True, tokenize=True, return_dict=False
@@ -137,6 +139,7 @@ class Scripted:
             sizes = {"prompt_len": len(prompt), "response_len": len(response), "seq_len": len(prompt) + len(response)}
             versions = {"min_global_steps": step - 1, "max_global_steps": step - 1}
             ids = torch.cat([torch.tensor(prompt), response])
+            places = torch.arange(len(ids))
             keys.append(f"{uid}_{session}_0")
             tags.append({"status": "success", **sizes, "global_steps": step, **versions})
             rows.append(
@@ -148,7 +151,7 @@ class Scripted:
                     "response_mask": torch.ones_like(response),
                     "loss_mask": torch.ones_like(response),
                     "input_ids": ids,
-                    "position_ids": torch.arange(len(ids)),
+                    "position_ids": places.expand(axes, -1).clone() if axes else places,
                     "multi_modal_inputs": {},
                     "rm_scores": scores,
                     "num_turns": 2,
@@ -191,13 +194,15 @@ class OnCpu(PPOTrainer):
             step["updates"] = len(output["metrics"]["grad_norm"])
             return output
 
+        size = int(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
         step: dict[str, Any] = {
+            "cut": [[batch.keys[at] for at in part] for part in mini_batches(len(batch), size * 4)],
             "rows": {
                 key: {"replay": tag.get("replay", False), "padding": tag.get("is_padding", False)}
                 | {name: column[at] for name, column in columns.items()}
                 for at, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True))
             },
-            "size": int(self.config.actor_rollout_ref.actor.ppo_mini_batch_size),
+            "size": size,
         }
         self.steps.append(step)
         group.update_actor = counted
@@ -223,10 +228,10 @@ def trained(home: Path, *others: str, questions: int = 16) -> list[dict[str, Any
     return trainer.steps
 
 
-def mini_batches(rows: int, size: int) -> int:
-    """The number that verl's worker cuts so many rows into."""
+def mini_batches(rows: int, size: int) -> list[list[int]]:
+    """So many rows, by their places, as verl's worker cuts them."""
     data = list_of_dict_to_tensordict([{"row": torch.tensor([at])} for at in range(rows)])
-    return len([*make_iterator(data, mini_batch_size=size, epochs=1)])
+    return [part["row"].flatten().tolist() for part in make_iterator(data, mini_batch_size=size, epochs=1)]
 
 
 def main(home: Path, address: str, parts: Callable[[Path, str], Mapping[str, Any]]) -> None:
@@ -243,12 +248,14 @@ def main(home: Path, address: str, parts: Callable[[Path, str], Mapping[str, Any
 
 
 def trainings(home: Path, address: str) -> Mapping[str, Any]:
-    """Three trainings: verl's, with a pool that stays empty, with one that fills."""
+    """Trainings: verl's, with a pool that stays empty, with one that fills, and with one in large micro-batches."""
+    micro = [f"actor_rollout_ref.actor.{key}" for key in ("use_dynamic_bsz=False", "ppo_micro_batch_size_per_gpu=16")]
     return {
         "plain": trained(home),
         "empty": trained(home, *replaying(address, "empty", count=2, success=9)),
         "filled": trained(home, *replaying(address, "filled", count=1)),
-        "cut": [mini_batches(512 * 18, 64 * 16), mini_batches(512 * 18, 72 * 16)],
+        "padded": trained(home, *micro, *replaying(address, "padded", count=1)),
+        "cut": [len(mini_batches(512 * 18, size * 16)) for size in (64, 72)],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -91,7 +92,7 @@ async def test_what_a_stream_ends_without_is_given_out_again() -> None:
 
 @pytest.mark.parametrize(("rollout", "taken"), [({}, 5), ({"max_staleness": 1, "partial": "keep"}, 4)])
 async def test_none_waits_in_an_engine_whose_new_weights_wait_for_no_response(
-    rollout: dict[str, object], taken: int
+    rollout: dict[str, Any], taken: int
 ) -> None:
     """Four are decoded at once. Those set back by an update go on before the check of its log-probs does."""
     scene = Scene(**rollout)
