@@ -213,11 +213,16 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     rope.sample(1, (6, 9), axes=4)
     seen["rope"] = rope.sample(2, (6, 9), axes=4)
 
+    return seen | compared(made)
+
+
+def compared(made: Callable[..., Buffer]) -> dict[str, Any]:
+    """Stored log-probs: of a sampler in float32, and in the type that verl takes by default."""
     logprobs = {"rollout_log_probs": torch.tensor([-0.25, -0.5])}
     comparing = [f"{ROLLOUT}.calculate_log_probs=True", f"{ROLLOUT}.dtype=float32"]
     stored = made("stored", *comparing, stored_logprobs=True, count=1)
     stored.sample(1, (6,), sessions=(0,), **logprobs)
-    seen["stored"] = stored.sample(2, (6,), sessions=(0,), **logprobs)
+    seen: dict[str, Any] = {"stored": stored.sample(2, (6,), sessions=(0,), **logprobs)}
     halved = made("halved", comparing[0], stored_logprobs=True, count=1)
     halved.sample(1, (6,), sessions=(0,), **logprobs)
     seen["halved"] = told(lambda: halved.sample(2, (6,), sessions=(0,), **logprobs))
