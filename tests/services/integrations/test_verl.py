@@ -75,7 +75,7 @@ def test_with_an_empty_pool_a_training_is_verls_to_the_bit(seen: Seen) -> None:
                     for name in ("pg_loss", "grad_norm", "entropy", "ppo_kl", "lr")
                 },
                 step["size"],
-                step["updates"],
+                len(step["norms"]),
             )
             for step in seen[training]
         ]
@@ -89,9 +89,9 @@ def test_with_an_empty_pool_a_training_is_verls_to_the_bit(seen: Seen) -> None:
 def test_verls_trainer_replays_what_it_stored_and_keeps_its_updates(seen: Seen) -> None:
     """16 questions in groups of 4, 4 questions an update: 64 rows, with a replay each 80, in mini-batches of 16 five updates."""
     first, *later = seen["filled"]
-    assert (first["updates"], first["size"], len(first["rows"])) == (4, 4, 64)
+    assert (len(first["norms"]), first["size"], len(first["rows"])) == (4, 4, 64)
     for step in later:
-        assert (step["updates"], step["size"], len(step["rows"])) == (4, 5, 80)
+        assert (len(step["norms"]), step["size"], len(step["rows"])) == (4, 5, 80)
         assert all(Counter(row["replay"] for row in group) == {False: 4, True: 1} for group in by_group(step))
     counts = [{name: step["metrics"][f"replay/{name}"] for name in ("rows", "stored", "duplicates")} for step in later]
     assert counts == [{"rows": 16.0, "stored": 0.0, "duplicates": 16.0}] * 2
@@ -109,12 +109,12 @@ def test_each_update_has_its_groups_whole_with_their_replays(seen: Seen) -> None
 def test_padding_is_spread_over_the_updates_and_changes_nothing(seen: Seen) -> None:
     """In micro-batches of 16 an update has 32 rows: 80 would fill two and a half, and pad the fourth alone."""
     for step in seen["padded"][1:]:
-        assert (step["updates"], step["size"], len(step["rows"])) == (4, 8, 128)
+        assert (len(step["norms"]), step["size"], len(step["rows"])) == (4, 8, 128)
         for keys in step["cut"]:
             assert sum(step["rows"][key]["padding"] for key in keys) == 12
-    for padded, filled in zip(seen["padded"], seen["filled"], strict=True):
-        for name in ("pg_loss", "grad_norm"):
-            assert padded["metrics"][f"actor/{name}"] == pytest.approx(filled["metrics"][f"actor/{name}"], rel=1e-3)
+    # The first updates on one policy have the same gradient, computed in bfloat16 over tensors of other widths.
+    padded, filled = (seen[name][1]["norms"][0] for name in ("padded", "filled"))
+    assert padded == pytest.approx(filled, rel=0.01)
 
 
 def test_groups_have_the_advantages_of_all_their_rows_and_log_probs_of_the_present_policy(seen: Seen) -> None:

@@ -183,7 +183,7 @@ class OnCpu(PPOTrainer):
         """No server gets weights."""
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """verl's, with the number of updates that its worker reports."""
+        """verl's, with the norms of its updates' gradients that its worker reports."""
         fields = ["uid", "responses", "advantages", "old_log_probs", "rm_scores"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         columns = {name: [part.tolist() for part in data[name]] for name in fields[1:]}
@@ -191,7 +191,7 @@ class OnCpu(PPOTrainer):
 
         def counted(given: Any) -> Any:
             output = update(given)
-            step["updates"] = len(output["metrics"]["grad_norm"])
+            step["norms"] = [float(norm) for norm in output["metrics"]["grad_norm"]]
             return output
 
         size = int(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
@@ -249,7 +249,12 @@ def main(home: Path, address: str, parts: Callable[[Path, str], Mapping[str, Any
 
 def trainings(home: Path, address: str) -> Mapping[str, Any]:
     """Trainings: verl's, with a pool that stays empty, with one that fills, and with one in large micro-batches."""
-    micro = [f"actor_rollout_ref.actor.{key}" for key in ("use_dynamic_bsz=False", "ppo_micro_batch_size_per_gpu=16")]
+    micro = (
+        "actor_rollout_ref.actor.use_dynamic_bsz=False",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=False",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+    )
     return {
         "plain": trained(home),
         "empty": trained(home, *replaying(address, "empty", count=2, success=9)),
