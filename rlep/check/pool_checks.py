@@ -93,7 +93,7 @@ def check_place(config: Config) -> None:
 
 def check_minimum(config: Config, stats: PoolStats) -> None:
     """Raise ``PoolError`` where no question has as many responses as a draw needs, so far as the statistics tell."""
-    least = config.replay.minimum
+    least = config.replay.offline_minimum
     # Statistics count questions with 1, 2, 4 and 8 responses: of the others the next smaller number tells.
     told = max(count for count in stats.questions_with if count <= least)
     if not stats.questions_with[told]:

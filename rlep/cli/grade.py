@@ -82,7 +82,10 @@ def _lines_of(file: Path) -> int | None:
     with file.open("rb") as rows:
         if not file.is_file():
             return None
-        return sum(part.count(b"\n") for part in iter(lambda: rows.read(1 << 20), b""))
+        count, last = 0, b"\n"
+        for last in iter(lambda: rows.read(1 << 20), b""):
+            count += last.count(b"\n")
+        return count + (not last.endswith(b"\n"))
 
 
 def _opened(out: Path, file: Path) -> TextIO:

@@ -185,6 +185,11 @@ class ReplayConfig(Section):
             return self.count
         return math.floor(self.count - self.count * min(step / steps, 1.0) + 0.5)
 
+    @property
+    def offline_minimum(self) -> int:
+        """Responses that a draw from the collected pool needs; with ``both``, ``minimum`` counts those and the run's own."""
+        return 1 if self.source == "both" else self.minimum
+
     @field_validator("only_below", mode="before")
     @classmethod
     def _below_zero_is_nothing(cls, value: object) -> object:

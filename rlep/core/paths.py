@@ -40,25 +40,26 @@ def private_directory(
     own = len(f"/{prefix}{os.getpid()}-") + RANDOM_BYTES
     if deepest and len(os.fsencode(parent)) + own + deepest > SOCKET_PATH_BYTES:
         parent = Path("/tmp")  # noqa: S108 - only private directories are made in it
-    made = directory_below(parent, prefix, remove)
-    if shared:
-        _lock(made)
-    return made
+    return directory_below(parent, prefix, remove, locked=shared)
 
 
-def directory_below(parent: Path, prefix: str, remove: Callable[[Path], None] = _remove) -> Path:
-    """A new directory ``<prefix><pid>-…`` of mode 700 in ``parent``; those of the same prefix whose owner is dead are removed."""
+def directory_below(
+    parent: Path, prefix: str, remove: Callable[[Path], None] = _remove, *, locked: bool = False
+) -> Path:
+    """A new directory ``<prefix><pid>-…`` of mode 700 in ``parent``; those of the same prefix whose owner is dead are removed.
+
+    ``locked``: it has its name only when it is locked, for others may not see that its owner lives.
+    """
     for old in parent.glob(f"{prefix}*"):
         owner = old.name.removeprefix(prefix).split("-")[0]
         if owner.isdigit() and not _is_alive(int(owner)) and not _is_locked(old):
             remove(old)
-    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
-
-
-def _lock(made: Path) -> None:
-    """Lock a directory for as long as this process lives."""
+    made = Path(tempfile.mkdtemp(prefix=f"{'.' * locked}{prefix}{os.getpid()}-", dir=parent))
+    if not locked:
+        return made
     with suppress(OSError):  # a file system without such locks
-        fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)  # until this process ends
+    return made.rename(parent / made.name[1:])
 
 
 def _is_locked(directory: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ QUESTION_COLUMNS = ("problem", "question", "prompt")
 """Names of a plain question column, tried in this order, in any capitalisation."""
 REFERENCE_COLUMNS = ("answer", "reference", "ground_truth", "expected_answer", "final_answer")
 """Names of a plain reference column, tried in this order, in any capitalisation."""
+
+_FINAL = re.compile(r"(?:(?:\A|\n)[ \t]*####(?!#)(?P<line>[^\n]*)|\s####[ \t]*(?P<number>[-+$]?[\d.,/]*%?))\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +218,12 @@ def _plain_adapter(question: str, reference: str) -> Adapter:
 
 
 def _final_answer(reference: str) -> str:
-    """The reference, of GSM8K's, which write the whole solution and then a line ``#### 72``, what is in that line."""
-    _, mark, last = (text := reference.strip()).rpartition("####")
-    return last.strip() if mark and "\n" not in last and text[0] not in "{[" else text
+    """The reference, of GSM8K's, which write the whole solution and then a line ``#### 72``, what is in that line.
+
+    Behind a text in the same line only a number is taken, so that programs stay whole.
+    """
+    found = _FINAL.search(text := reference.strip())
+    return text if found is None else (found["line"] or found["number"] or "").strip()
 
 
 def _source(raw: Mapping[str, object], stem: str) -> str:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -267,8 +268,7 @@ def _commit(part: Path, final: Path, state: Mapping[str, object]) -> None:
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint; killed in the middle it leaves nothing that is taken for one."""
-    old = path.with_name(f".old-{path.name}")
-    shutil.rmtree(old, ignore_errors=True)
+    old = path.with_name(f".old-{path.name}-{secrets.token_hex(4)}")
     path.rename(old)
     shutil.rmtree(old, ignore_errors=True)  # what stays, as another process has it open, goes at the next start
 

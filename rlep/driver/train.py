@@ -269,6 +269,7 @@ class Training:
             accept = "pool" in self._run.config.checkpoint.accept
             await self._live.restore(checkpoint.path if checkpoint else None, accept=accept)
         self._trainers.method.restore(state.method)
+        self._trainers.method.keep_prompts({prompt.id for prompt in self._data.train.prompts})
         self._state = self._kept = state
         self._last, self._clock = checkpoint, Clock()
         self._store.truncate_from(state.step, evaluated=not state.unrecorded)

@@ -49,8 +49,9 @@ def check_family(model_dir: Path, context: int) -> None:
     if kind in FAMILIES:
         if (short := _short_context(stated)) is not None and context > short:
             raise ModelError(
-                f"data.max_prompt_tokens and rollout.max_tokens make sequences of {context} tokens: beyond {short} the LongRoPE "
-                f"of {model_dir} has other factors in vLLM than in the learner; lower one of them"
+                f"data.max_prompt_tokens and rollout.max_tokens make sequences of {context} tokens: with more than {short} the "
+                f"LongRoPE of {model_dir} has factors by the longest sequence of a batch in the learner and of all in vLLM, so "
+                "that log-probs would differ; lower one of them"
             )
         return
     experts = any(key in stated for key in ("num_experts", "num_local_experts", "n_routed_experts"))
@@ -67,7 +68,8 @@ def _short_context(stated: dict[str, Any]) -> int | None:
     In an engine that may have longer ones vLLM takes the long factors for all, transformers for those that are longer.
     """
     rope = stated.get("rope_parameters") or stated.get("rope_scaling") or {}
-    if not isinstance(rope, dict) or "longrope" not in (rope.get("rope_type"), rope.get("type")):
+    if not isinstance(rope, dict) or not {"longrope", "su"} & {rope.get("rope_type"), rope.get("type")}:
         return None
-    length = rope.get("original_max_position_embeddings") or stated.get("original_max_position_embeddings")
+    key, usual = "original_max_position_embeddings", {"phi3": 4096}  # transformers' default
+    length = rope.get(key) or stated.get(key) or usual.get(stated["model_type"])
     return length if isinstance(length, int) else None

@@ -59,10 +59,15 @@ def logprobs_mode_of(trainer: Any) -> str:
         return "processed"  # as TRL starts its own
     from accelerate.utils import broadcast_object_list
 
-    started = None
+    started, failure = None, None
     if trainer.accelerator.is_main_process:
-        started = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
-    (started,) = broadcast_object_list([started])
+        try:
+            started = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the other ranks wait
+            failure = repr(error)
+    started, failure = broadcast_object_list([started, failure])
+    if failure:
+        raise ConfigError(f"the vLLM server does not say how its log-probs are made: {failure}")
     mode, _, values = started.partition("_")
     if values != "logprobs":
         raise ConfigError(

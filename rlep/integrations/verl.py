@@ -164,7 +164,7 @@ class VerlReplay:
         )
         rows = actor.ppo_mini_batch_size * n
         batch = upsample_batch_to_divisible_size(batch, len(shares) * rows, self._trainer.tokenizer.eos_token_id)
-        batch.reorder(padded(shares, rows))  # verl cuts in this order, rank by rank
+        batch.reorder(padded(shares, rows))  # verl cuts in this order, but for rows that its balance of ranks exchanges
         return batch
 
     def _fresh(self, batch: Any) -> list[Fresh]:

@@ -62,7 +62,8 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
 def collected_text(config: Config, collected: Collected) -> str:
     """Say in one line what the pool holds after a collection."""
     coverage = collected.coverage
+    held = sum(responses * questions for responses, questions in coverage.answers.items())
     return (
-        f"pool {config.pool.name}: {counted(coverage.accepted, 'response')} to {coverage.covered} of "
+        f"pool {config.pool.name}: {counted(held, 'response')} to {coverage.covered} of "
         f"{counted(coverage.questions, 'question')} ({collected.correct} of {counted(collected.candidates, 'candidate')} correct)"
     )

@@ -133,8 +133,7 @@ class RunActors:
     def pool(self, inputs: Inputs, *, read_only: bool) -> AsyncPoolClient:
         """Open the experience pool."""
         name, cap = self.config.pool.name, self.config.collection.cap
-        # With ``both`` the minimum is of its responses and the run's own together.
-        options = {"minimum": 1} if self.config.replay.source == "both" else None
+        options = {"minimum": self.config.replay.offline_minimum} if read_only else None
         return self._pool(name, inputs, options, cap=None if read_only else cap, read_only=read_only)
 
     def live(self, inputs: Inputs) -> AsyncPoolClient:

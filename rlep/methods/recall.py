@@ -1,8 +1,8 @@
 """Review of solved questions, in the manner of RECALL (arXiv 2606.03087): before they are forgotten for good, they come back.
 
-Questions that were solved once, and have a success stored, are tracked; before the rollout, a part of the batch is replaced
-by those of them that are due, which costs no further rollout. RECALL finds that the cost of restoring a forgotten question
-grows with the delay. No stored response is replayed: only the question comes back, and its group has fresh responses alone.
+Questions that were solved once are tracked; before the rollout, a part of the batch is replaced by those of them that are due,
+which costs no further rollout. RECALL finds that the cost of restoring a forgotten question grows with the delay. No stored
+response is replayed: only the question comes back, and its group has fresh responses alone.
 
 Here a question is due ``after`` steps after its latest visit, and the due ones come in the order of the time since they were
 last solved, the longest first; the rest of the batch are the data's next ones. That order, ``share`` and ``after`` are of this
@@ -11,7 +11,7 @@ implementation: of the paper the abstract alone was at hand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rlep.core.errors import ConfigError
@@ -43,7 +43,7 @@ class Recall(Live):
     def questions(self, step: int, batch: Sequence[str], stored: Mapping[str, int]) -> Sequence[str]:
         """Put the due questions in the place of the last of ``batch``; those that are in the rest of it stay there."""
         wanted = int(self.share * len(batch))
-        due = [name for name in stored if step - self._visited.get(name, step) >= self.after]
+        due = [name for name, visit in self._visited.items() if step - visit >= self.after]
         due.sort(key=lambda prompt_id: (self._solved[prompt_id], prompt_id))
         own = batch[: len(batch) - wanted]
         reviews = [prompt_id for prompt_id in due if prompt_id not in own][:wanted]
@@ -75,3 +75,7 @@ class Recall(Live):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from these."""
         self._visited, self._solved = dict(state.get("visited", {})), dict(state.get("solved", {}))
+
+    def keep_prompts(self, prompt_ids: Collection[str]) -> None:
+        """Review no other prompts."""
+        self._visited = {prompt_id: step for prompt_id, step in self._visited.items() if prompt_id in prompt_ids}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -109,6 +109,9 @@ class ReplayMethod:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's ``state``; empty at the beginning of a run."""
+
+    def keep_prompts(self, prompt_ids: Collection[str]) -> None:
+        """Forget all other prompts; called after ``restore``, because a run may go on with other training data."""
 
 
 def load_method(name: str) -> type[ReplayMethod]:

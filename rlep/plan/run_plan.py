@@ -221,7 +221,7 @@ def _step(config: Config, known: Known) -> StepPlan:
 
 
 def _replay(config: Config, pool: PoolCoverage | None) -> ReplayPlan:
-    fresh, minimum = config.rollout.fresh, config.replay.minimum
+    fresh, minimum = config.rollout.fresh, config.replay.offline_minimum
     count = config.replay.count_at(config.replay.start_step, config.run.steps)
     members = fresh + count if config.replay.group == "add" else fresh
     full = count / members

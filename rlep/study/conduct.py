@@ -32,9 +32,12 @@ class Base:
 def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: Say) -> Found:
     """Run what is not complete; see ``found_in`` for the rest. Raises ConfigError before anything starts."""
     spec = study.study
+    phases: list[tuple[str, list[PhasePlan]]] = []
     for arm in study.arm:  # every configuration is valid, whatever tuning will choose
         for values, replicate in product(arm.candidates, spec.replicates(spec.seeds[:1])):
-            _check_samples(study, phases_of(spec, arm.with_tuned(values), replicate, base.files, base.overrides)[-1])
+            phases.append((arm.name, phases_of(spec, arm.with_tuned(values), replicate, base.files, base.overrides)))
+            _check_samples(study, phases[-1][1][-1])
+    _check_ends(phases)
     keep_plan(study, base)
     budget = study.study.budget
     if study.study.tuning_seeds:
@@ -51,6 +54,16 @@ def _check_samples(study: Study, last: PhasePlan) -> None:
         if int(endpoint.partition("@")[2] or 1) > samples:
             key = "evaluation.final_samples" if spec.evaluations else "evaluation.samples"
             raise ConfigError(f"{endpoint} needs as many samples: {key} is {samples}; set it under study.set")
+
+
+def _check_ends(arms: Sequence[tuple[str, Sequence[PhasePlan]]]) -> None:
+    """Raise ConfigError where all of an arm, which ends at the budget, is an earlier phase of another, which goes on."""
+    ends = {plans[-1].directory: name for name, plans in arms}
+    for name, plans in arms:
+        if found := [ends[plan.directory] for plan in plans[:-1] if plan.directory in ends]:
+            raise ConfigError(
+                f"a phase of arm {name} is all of arm {found[0]}, which ends at the budget: give it another run.steps"
+            )
 
 
 def keep_plan(study: Study, base: Base) -> None:

@@ -183,8 +183,17 @@ def read_arm(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] =
         seconds += run.table.wall_s[-1] if len(run.table) else 0.0
     if not points:
         raise DataError(f"{phases[-1].directory}: no evaluation; set data.evaluation")
-    uncharged = sum((taken_by(phase) for phase in phases if not phase.charged), 0.0)
-    return ArmRun(questions, tuple(points), compute, uncharged)
+    return ArmRun(questions, tuple(points), compute, _uncharged(phases))
+
+
+def _uncharged(phases: Sequence[PhasePlan]) -> float:
+    """Compute of the phases that are not charged. Raises DataError where the files of one are not here."""
+    taken = 0.0
+    for phase in (one for one in phases if not one.charged):
+        if not (one := taken_by(phase)):
+            raise DataError(f"{phase.directory}: not run here, so what it took is not known")
+        taken += one
+    return taken
 
 
 def taken_by(phase: PhasePlan) -> float:

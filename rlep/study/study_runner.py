@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from rlep.core.errors import ConfigError
 from rlep.study.study_plan import PhasePlan, Replicate
 from rlep.study.study_results import taken_by
 from rlep.view.state import complete_mark
@@ -134,17 +133,8 @@ def run_pipelines(
 ) -> dict[Pipeline, Failed]:
     """Run every arm under every seed, ``parallel`` at a time; returns those that failed. Equal phases run once.
 
-    An arm's last phase ends where the arm has taken ``budget``. Raises ConfigError where it is an earlier phase of another arm,
-    which would have to go on.
+    An arm's last phase ends where the arm has taken ``budget``.
     """
-    ends = {plans[-1].directory: arm for (arm, _), plans in pipelines.items()}
-    for (arm, _), plans in pipelines.items():
-        for plan in plans[:-1]:
-            if plan.directory in ends:
-                raise ConfigError(
-                    f"a phase of arm {arm} is all of arm {ends[plan.directory]}, which ends at the budget: "
-                    "give it another run.steps"
-                )
     locks = {plan.directory: threading.Lock() for plans in pipelines.values() for plan in plans}
     failed: dict[Pipeline, Failed] = {}
 

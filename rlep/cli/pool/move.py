@@ -144,7 +144,9 @@ def import_directory(config: Config, source: Path) -> Imported:
     manifest = read_manifest(source)
     with (
         TerminalProgress() as bars,
-        filling(config, manifest.tokenizer_digest, cap=manifest.cap, vocabulary=manifest.vocabulary) as pool,
+        filling(
+            config, manifest.tokenizer_digest, cap=manifest.cap, vocabulary=manifest.vocabulary, from_manifest=True
+        ) as pool,
         bars.phase("import", manifest.records, "records") as advance,
     ):
         return import_records(pool, source, advance=advance)

@@ -36,12 +36,17 @@ def existing(config: Config) -> Iterator[PoolClient]:
 
 @contextmanager
 def filling(
-    config: Config, tokenizer_digest: str, *, cap: int | None = None, vocabulary: int | None = None
+    config: Config,
+    tokenizer_digest: str,
+    *,
+    cap: int | None = None,
+    vocabulary: int | None = None,
+    from_manifest: bool = False,
 ) -> Iterator[PoolClient]:
     """The pool, made where there is none, to be filled with records of one tokenizer.
 
-    ``cap``: trajectories a prompt of a new pool, None for ``collection.cap``; ``vocabulary`` of a new pool, None where it is not
-    known. A pool that is there keeps its own: what is put into it may be a stranger's.
+    ``cap``: trajectories a prompt of a new pool, None for ``collection.cap``; ``vocabulary``: rows of the model's embedding, None
+    where they are not known. ``from_manifest``: both are a stranger's numbers, which a pool that is there does not take over.
     """
     place = pool_place(config)
     place, deadline = replace(place, socket=private_socket(place.url)), config.pool.deadline_s
@@ -49,7 +54,8 @@ def filling(
         with connected(place, deadline=deadline) as pool:
             new = not pool.stats().tokenizer_digest
         cap = cap or config.collection.cap
-        options = {"minimum": min(config.replay.minimum, cap), "vocabulary": vocabulary if new else None}
+        known = vocabulary if new or not from_manifest else None
+        options = {"minimum": min(config.replay.minimum, cap), "vocabulary": known}
         with connected(place, deadline=deadline, **options) as pool:
             pool.open(tokenizer_digest=tokenizer_digest, cap=cap if new else None)
             yield pool

@@ -140,6 +140,14 @@ def test_what_a_stranger_says_of_the_vocabulary_is_of_a_new_pool_alone(filled: C
         assert (own.stats().vocabulary, new.stats().vocabulary) == (None, 500_000)
 
 
+def test_the_models_own_vocabulary_is_recorded_in_a_pool_that_is_there(filled: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "pool.parquet"
+    filled.ok("export", out, "--as", "candidates")
+    filled.ok("import", out)
+    with filled.pool(filled.name) as pool:
+        assert pool.stats().vocabulary == json.loads((MODEL / "config.json").read_text())["vocab_size"]
+
+
 def test_candidates_go_out_and_come_in_graded(filled: Commands, tmp_path: Path) -> None:
     out = tmp_path / "pool.parquet"
     assert filled.json("export", out, "--as", "candidates") == {"file": str(out), "questions": 2, "left_out": 0}

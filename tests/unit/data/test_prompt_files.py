@@ -296,6 +296,10 @@ def test_a_map_s_texts_are_counted_before_they_are_unpacked(tmp_path: Path) -> N
     [
         ("He has 9 + 9 = 18.\n#### 18", "18"),
         ("#### 18 ", "18"),
+        ("[Step 1] 9 + 9 = 18\n#### 18", "18"),
+        ("So #### $1,800", "$1,800"),
+        ("def f():\n    return '####'", "def f():\n    return '####'"),
+        ("First.\n##### Result", "First.\n##### Result"),
         ("#### Lemma\nTrue.\n#### Proof\nBy induction.", "#### Lemma\nTrue.\n#### Proof\nBy induction."),
         ('{"io": [{"stdin": "####", "stdout": "#..#"}]}', '{"io": [{"stdin": "####", "stdout": "#..#"}]}'),
     ],

@@ -117,20 +117,20 @@ def test_questions_come_back_when_they_are_due_longest_unsolved_first() -> None:
     visit = {"a": 1, "b": 1, "c": 0, "d": 1}
     method.learn(0, [Visit(name, 9, correct, 4) for name, correct in visit.items()])  # c was never solved
     method.learn(1, [Visit("a", 9, 0, 4), Visit("b", 9, 4, 4), Visit("c", 9, 0, 4)])
-    batch, stored = ["e", "f", "g", "h"], {"a": 1, "b": 2, "d": 1}
-    assert method.questions(2, batch, stored) == batch
-    assert method.questions(3, batch, stored) == ["e", "f", "d", "g"]  # d was visited three steps ago
-    assert method.questions(4, batch, stored) == ["e", "f", "a", "d"]  # a and d were solved in step 0, b in step 1
-    assert method.questions(4, ["a", "f", "g", "h"], stored) == ["a", "f", "d", "b"]  # a is there already
-    assert method.questions(4, ["e", "f", "a", "h"], stored) == ["e", "f", "a", "d"]
+    batch = ["e", "f", "g", "h"]
+    assert method.questions(2, batch, {}) == batch
+    assert method.questions(3, batch, {}) == ["e", "f", "d", "g"]  # d was visited three steps ago
+    assert method.questions(4, batch, {}) == ["e", "f", "a", "d"]  # a and d were solved in step 0, b in step 1
+    assert method.questions(4, ["a", "f", "g", "h"], {}) == ["a", "f", "d", "b"]  # a is there already
+    assert method.questions(4, ["e", "f", "a", "h"], {}) == ["e", "f", "a", "d"]
     assert method.learn(4, [Visit("a", 9, 0, 4), Visit("d", 9, 1, 4)]) == {"live/reviewed": 2}
-    assert method.questions(5, batch, stored) == ["e", "f", "b", "g"]  # a was not solved, and waits three steps
-    assert method.questions(7, batch, stored) == ["e", "f", "a", "b"]
+    assert method.questions(5, batch, {}) == ["e", "f", "b", "g"]  # a was not solved, and waits three steps
+    assert method.questions(7, batch, {}) == ["e", "f", "a", "b"]
     assert method.with_replays(7, batch) == ()
     continued = Recall(options={"share": 0.5, "after": 3})
     continued.restore(method.state())
-    assert [continued.questions(step, batch, stored) for step in range(9)] == [
-        method.questions(step, batch, stored) for step in range(9)
+    assert [continued.questions(step, batch, {}) for step in range(9)] == [
+        method.questions(step, batch, {}) for step in range(9)
     ]
 
 

@@ -11,13 +11,14 @@ from rlep.launch.roles import RunActors
 from tests.unit.driver.driver_values import config_of
 
 
-@pytest.mark.parametrize(("source", "options"), [("offline", None), ("both", {"minimum": 1})])
+@pytest.mark.parametrize(("source", "options"), [("offline", {"minimum": 2}), ("both", {"minimum": 1})])
 def test_the_minimum_is_of_a_question_s_stored_and_own_responses_together(
-    monkeypatch: pytest.MonkeyPatch, source: str, options: dict[str, int] | None
+    monkeypatch: pytest.MonkeyPatch, source: str, options: dict[str, int]
 ) -> None:
     """With ``both``, live replay joins the two before it counts: one of each are two."""
     opened: list[Any] = []
     monkeypatch.setattr(RunActors, "_pool", lambda _, name, inputs, given=None, **__: opened.append(given))
     actors = RunActors(config_of(replay={"source": source, "minimum": 2}), cast(Cluster, None))
     actors.pool(cast(Any, None), read_only=True)
-    assert opened == [options]
+    actors.pool(cast(Any, None), read_only=False)  # a collection's is the pool's own
+    assert opened == [options, None]

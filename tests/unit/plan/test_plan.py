@@ -58,6 +58,11 @@ def test_replay_share_with_a_full_pool_and_with_this_one() -> None:
     assert (replay.questions, replay.eligible) == (10, 5)
     assert replay.per_group == pytest.approx(1.0)  # 5 questions give 2 each
     assert replay.share_expected == pytest.approx(1 / 17)
+    both = make_plan(
+        load_config([RLEP, ROOT / "configs" / "replay" / "live.toml"], ["replay.source=both"]), Known(pool=pool)
+    )
+    assert both.replay is not None
+    assert both.replay.eligible == 8  # the minimum is of these and the run's own responses together
 
 
 def test_a_short_pool_gives_what_it_has() -> None:

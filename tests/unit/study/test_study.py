@@ -103,6 +103,10 @@ def test_what_is_there_before_an_arm_is_shared_and_not_charged(tmp_path: Path) -
     assert set(run.limits) == {2000.0, float("inf")}  # phase 2 has the whole budget
     assert [point.compute for point in found.runs["rlep", 1].points] == [0, 1000, 2000]
     assert (found.runs["rlep", 1].uncharged, found.runs["none", 1].uncharged) == (1300, 0)
+    assert read_arm(first, 2000).uncharged == 1300
+    shutil.rmtree(first[1].directory)  # a donor's collection that was made elsewhere
+    with pytest.raises(DataError, match="not run here, so what it took is not known"):
+        read_arm(first, 2000)
 
 
 @pytest.mark.parametrize("after", [1, 7])

@@ -86,6 +86,13 @@ def test_a_character_that_a_formula_names_is_as_harmless_as_one_in_it() -> None:
     assert mathml(r"\text{&#x202E;gnorw b}") == '<math display="inline"><mrow><mtext>�gnorw\xa0b</mtext></mrow></math>'
 
 
+def test_a_line_break_with_a_distance_opens_no_formula() -> None:
+    block = str(typeset(r"\[\begin{pmatrix} a \\[4pt] b \end{pmatrix}\]"))
+    assert block.startswith("<math")
+    assert block.endswith("</math>")
+    assert block.count("<mtr>") == 2
+
+
 @pytest.mark.parametrize(("opening", "end"), [(r"\(", r"\)"), (r"\[", r"\]")])
 def test_a_formula_holds_no_opening_of_its_own(opening: str, end: str) -> None:
     """Else each of the openings that a policy repeats is searched for its end over 1,500 characters."""

@@ -24,7 +24,7 @@ FRAME_BYTES = 1 << 22
 MESSAGE_BYTES = 1 << 24
 """Largest message; the largest record takes half of it."""
 SMALL_BYTES = 1 << 20
-"""Largest request but of ``Add`` and ``Sample``."""
+"""Largest request but of ``Add``, ``Sample`` and ``Fetch``."""
 PROMPTS_A_CALL = 4096
 """Most prompts that a client names in a listing or an export."""
 RECORDS_A_PAGE, PAGE_BYTES = 1024, 1 << 25
