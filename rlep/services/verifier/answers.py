@@ -21,17 +21,18 @@ _ANSWER_LINE = re.compile(
     r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}[:\uff1a](.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
-_THINK_ENDS = ("hink>", "HINK>", "HINK]", "hinking>", "hink▷")
+_THINK_ENDS = ("hink", "HINK")
 _BETWEEN = re.compile(
     r"(?:[\s$]|\\[,;:! ]|\\[()\[\]])*(?:(?:[,;&]|\\(?:text|mathrm|mbox)\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b"
-    r"|\\q?quad(?![a-zA-Z])|\(?\b(?:[a-h]|i{1,3}|iv|[1-9])[).]|\([a-h1-9]\))(?:[\s$]|\\[,;:! ]|\\[()\[\]])*)+"
+    r"|\\q?quad(?![a-zA-Z])|\(?\b(?:[a-h]|i{1,3}|iv|[1-9])[).])(?:[\s$]|\\[,;:! ]|\\[()\[\]])*)+"
 )
 """Text that joins the boxes of one closing sentence: commas, *and*, *or*, a wide space, the labels of parts."""
 _PERCENT = re.compile(r"(?:[\s$]|\\[,;:! ])*(?:\\?%|(?:percent|pct)(?![a-zA-Z]))")
 _WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
 _SENTENCE_END = re.compile(r"[.?!](?=\s)|\n\s*\n")
 _DOLLARS = re.compile(r"(?<!\\)\$([^$]*[^$\\]|)\$(?!\d)")
-_FINAL_NUMBER = re.compile(r"(?<![\w.,/^])([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z")
+_FINAL_NUMBER = re.compile(r"(?<![\w.,/^+-])(?<!\d[ :])(?<![+-] )([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z")
+"""Not a part of another, as of ``10-15``, ``3:4``, ``12 345`` and ``- 5``."""
 _LAST_OF_WRAPPED = frozenset(".$)]*`")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 
@@ -54,7 +55,11 @@ def answer_of(text: str, *, truncated: bool, profile: Profile = "math") -> str |
     line = _answer_line(final, truncated)
     if line is not None:
         return line or None
-    if profile == "math-bare" and not truncated and (match := _FINAL_NUMBER.search(final[-200:])):
+    if (
+        profile == "math-bare"
+        and not truncated
+        and (match := _FINAL_NUMBER.search(final[-200:].replace("\u2212", "-")))
+    ):
         return match.group(1)
     return None
 

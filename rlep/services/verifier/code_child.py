@@ -8,6 +8,7 @@ Descriptor 1 is for what the program prints, or the values of ``calls`` as one l
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import ctypes
 import json
@@ -98,7 +99,12 @@ def main() -> NoReturn:
         if "calls" in request:
             _report(replies, error)
     try:
-        sys.stdout.flush()
+        if "calls" not in request:  # fast output is often written at the end, or when its file goes
+            atexit._run_exitfuncs()
+            vars(sys.modules["__main__"]).clear()
+        for stream in (sys.stdout, sys.__stdout__):
+            if stream is not None:
+                stream.flush()
     except BaseException:  # noqa: BLE001 - the program may have replaced or closed it
         code = code or FAILED
     os._exit(code & 0xFF)

@@ -100,7 +100,7 @@ class CodeVerifier(BaseVerifier):
         self._threads.shutdown()
 
 
-_FENCE = re.compile(r"([ \t]*(?:[-*+]|[0-9]{1,9}[.)])?[ \t]*)(`{3,}|~{3,})[ \t]*([^`]*)")
+_FENCE = re.compile(r"([ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]*)?)(`{3,}|~{3,})[ \t]*([^`]*)")
 """The text before it, of a list too, its marks, and the words behind them, of which the first is the language."""
 
 

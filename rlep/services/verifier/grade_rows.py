@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rlep.core.thinking import opened
-from rlep.core.types import NOT_ASKED, Asked, Status
+from rlep.core.types import Asked, Status
 from rlep.services.verifier.base import BaseVerifier, Pair
 
 _BATCH = 256
@@ -103,5 +103,5 @@ def _read(line: str, verifier: BaseVerifier) -> tuple[Pair, dict[str, Any]]:
     cut = row.get("truncated") is True or row.get("finish_reason") == "length"
     prompt = row.get("prompt")
     prompt = prompt if isinstance(prompt, str) else ""
-    asked = Asked(prompt, json.dumps(row)) if verifier.asks else NOT_ASKED
+    asked = Asked(prompt, json.dumps(row)) if verifier.asks else Asked(prompt)
     return Pair(gold, opened(prompt) + response, cut, asked), row

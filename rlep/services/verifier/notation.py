@@ -143,7 +143,7 @@ _BAR = r"\\(?:overline|bar|dot)\s*\{?\s*(\d{1,60})\s*\}?"
 _REPEATING = re.compile(rf"(?<![\d.])(\d{{1,60}})\.(\d{{0,60}})(?:{_BAR}|\((\d{{1,60}})\)(?!\s*[\^\d]))")
 _DOTTED = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{3,120})\s*(?:\\[lc]?dots|\\ldots|\.\.\.)")
 _DEGREES_IN_FUNCTION = re.compile(
-    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?"
+    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))"
 )
 
 

@@ -31,11 +31,13 @@ _OTHER_WORDS = """
     halved doubled tripled quadrupled cut reduced increased decreased
 """
 _NOT_UNITS = frozenset(_OTHER_WORDS.split())
+_DENIAL = re.compile(r"(?!speed|seed|feed|breed|shed|bed|weed|reed|sled)\w{2,}ed|\w+(?:ible|eous|ious|less)|extraneous")
+"""Last words of what says that a number does not count; before a noun (``6 possible values``) they describe it."""
 _NO_UNIT = re.compile(
-    r"\w+illion|(?!speed|seed|feed|breed|shed|bed|weed|reed|sled)\w{2,}ed|\w+(?:ible|eous|ious|less)|extraneous|[bmt]n|pp[mbt]"
+    r"\w+illion|[bmt]n|pp[mbt]"
     r"|yocto|zepto|atto|femto|pico|nano|micro|milli|centi|deci|kilo|mega|giga|tera|peta"
 )
-"""Words that say something of a number: other scales, and that it does not count."""
+"""Words for other scales of a number."""
 
 _TEXT = r"\\(?:text|mathrm|mbox|textrm|textbf|textit|rm|operatorname|hbox)\s*"
 _RAISED = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
@@ -55,7 +57,7 @@ _BASE_NAMES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12,
     "sixteen": 16,
 }  # fmt: skip
-_NUMERIC = re.compile(r"(?:[\d\s.,+\-*/^(){}]|\\(?:frac|sqrt|pi|cdot|times|pm|infty)(?![a-zA-Z])|\\?%|\[\d\])+")
+_NUMERIC = re.compile(r"(?:[\d\s.,+\-*/^(){}!]|\\(?:frac|sqrt|binom|pi|cdot|times|pm|infty)(?![a-zA-Z])|\\?%|\[\d\])+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def canonical_unit(name: str, power: str | None) -> str | None:
     words = name.lower().replace("\\", " ").replace(".", " ").replace("-", " ").split()
     if not words or len(words) > 4 or not all(re.fullmatch(r"[a-z/$]+", word) for word in words):
         return None
-    if any(word in _NOT_UNITS or _singular(word) in _NOT_UNITS or _NO_UNIT.fullmatch(word) for word in words):
+    if any(_is_no_unit(word) for word in words) or _DENIAL.fullmatch(words[-1]):
         return None
     if words[0] in ("square", "sq", "cubic", "cu") and len(words) > 1:
         power = "2" if words[0].startswith("sq") else "3"
@@ -176,6 +178,11 @@ def canonical_unit(name: str, power: str | None) -> str | None:
     unit = " ".join(singular).replace(" per ", "/")
     unit = {"mi/h": "mph", "km/hour": "km/h"}.get(unit, unit)
     return f"{unit}^{power}" if power else unit
+
+
+def _is_no_unit(word: str) -> bool:
+    """Tell whether a word says something of a number; ``roots`` are counted, a ``root`` is taken."""
+    return word in _NOT_UNITS or (_singular(word) in _NOT_UNITS and word != "roots") or bool(_NO_UNIT.fullmatch(word))
 
 
 def _singular(word: str) -> str:

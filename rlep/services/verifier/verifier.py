@@ -10,6 +10,7 @@ from rlep.core.types import Status, Verdict
 from rlep.core.versions import check_installed
 from rlep.services.verifier import answers, dapo, exact
 from rlep.services.verifier.base import BaseVerifier, Pair
+from rlep.services.verifier.copied import is_copied
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.worker.jail import Limits
@@ -54,7 +55,7 @@ class Verifier(BaseVerifier):
         waiting: dict[GradingJob, list[int]] = {}
         references: dict[str, str] = {}
         known: dict[tuple[str, str], _Here] = {}
-        for index, (raw, text, truncated, _) in enumerate(pairs):
+        for index, (raw, text, truncated, asked) in enumerate(pairs):
             started = time.perf_counter()
             reference = references.get(raw)
             if reference is None:
@@ -71,6 +72,8 @@ class Verifier(BaseVerifier):
             if here is None:
                 here = known[reference, answer or ""] = self._decide_here(reference, answer)
             path, status = here
+            if status is None and answer is not None and is_copied(answer, asked.prompt, reference):
+                path, status = "gate", "wrong"
             if status is None and answer is not None:
                 waiting.setdefault(GradingJob(reference, answer), []).append(index)
                 verdicts.append(None)

@@ -42,6 +42,10 @@ def test_the_last_closed_python_block_is_run() -> None:
     assert program_of("<think>```python\na\n```") is None
 
 
+def test_a_line_of_spaces_is_searched_once() -> None:
+    assert program_of(" " * 200_000 + "x\n```python\na\n```") == "a\n"  # a square of that would be hours
+
+
 def test_a_block_in_a_list_loses_the_indentation_of_its_fence() -> None:
     program = "def g(n):\n    return 2\n"
     assert program_of("- So:\n    ```python\n    def g(n):\n        return 2\n    ```") == program
@@ -187,6 +191,11 @@ def test_scripts_are_run_once_for_each_exchange(verifier: CodeVerifier) -> None:
         "import sys\nprint(sum(map(int, sys.stdin.read().split())))": "correct",
         "import os\nprint(sum(map(int, os.read(0, 99).split())), ' \\n\\n')": "correct",
         "def main():\n    print(sum(map(int, open(0).read().split())))\nif __name__ == '__main__':\n    main()": "correct",
+        "import atexit, io, sys\nout = io.StringIO()\natexit.register(lambda: sys.stdout.write(out.getvalue()))\n"
+        "out.write(str(sum(map(int, sys.stdin.read().split()))))": "correct",
+        "out = open(1, 'w')\nout.write(str(sum(map(int, open(0).read().split()))))": "correct",
+        "import io, sys\nsys.stdout = io.StringIO()\n"
+        "sys.__stdout__.write(str(sum(map(int, sys.stdin.read().split()))))": "correct",
         "print(5)": "wrong",
         "import numpy": "wrong",  # the standard library alone
         "x = [": "wrong",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlep.core.types import Asked
 from rlep.services.verifier.verifier import Verifier
 
 HELD_OUT = Path(__file__).with_name("verifier_held_out.jsonl")
@@ -64,3 +65,14 @@ def test_answers_written_to_break_the_grader_are_graded_as_their_author_judged(v
         if (verdict.status == "correct") != row["correct"]
     ]
     assert wrong == []
+
+
+def test_what_is_copied_from_the_question_is_wrong_and_the_same_derived_is_right(verifier: Verifier) -> None:
+    copied = Asked(r"Find $\int_0^1 x^2\,dx$.")
+    texts = [r"So \boxed{\int_0^1 x^2\,dx}.", r"So \boxed{\int_0^1 x^2\,dx = \frac13}."]
+    assert [verdict.status for verdict in verifier.grade(r"\frac{1}{3}", texts, [False] * 2, copied)] == [
+        "wrong",
+        "correct",
+    ]
+    (derived,) = verifier.grade(r"\frac{1}{3}", texts[:1], [False], Asked("Find the area below the parabola."))
+    assert derived.status == "correct"

@@ -64,6 +64,8 @@ def test_else_the_last_answer_line_counts(text: str, answer: str | None) -> None
         ("reasoning \\boxed{1}</think> Answer: 2", "2"),
         ("<think>\\boxed{42}", None),
         ("<THINK>\\boxed{42}", None),
+        ("<THINKING>\\boxed{42}", None),
+        ("[think]\\boxed{42} so", None),
         ("<Think>\\boxed{42}</Think>", None),
         ("<think>a</think>\\boxed{1}<think>\\boxed{2}", None),
         ("<think>\\boxed{42}</think> the answer is as above", None),
@@ -94,6 +96,27 @@ def test_a_bare_number_counts_only_when_configured() -> None:
     assert answer_of(text, truncated=False, profile="math-bare") == "1,234"
     assert answer_of(text, truncated=True, profile="math-bare") is None
     assert answer_of("we get x^2", truncated=False, profile="math-bare") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("so it is \u22125", "-5"),
+        ("so it is -5.", "-5"),
+        ("x = - 5", None),  # a sign or a subtraction
+        ("from 10-15", None),
+        ("a ratio of 3:4", None),
+        ("there are 12 345", None),
+        ("that is 10^-3", None),
+        ("it is: 7", "7"),
+    ],
+)
+def test_a_bare_number_is_not_a_part_of_another(text: str, number: str | None) -> None:
+    assert answer_of(text, truncated=False, profile="math-bare") == number
+
+
+def test_boxes_with_many_labels_between_them_are_read_once() -> None:
+    assert extract("\\boxed{1}" + " (1)" * 60 + " then \\boxed{2}") == "2"  # else 2^60 ways to read the labels
 
 
 def test_strict_box_takes_nothing_but_a_box() -> None:

@@ -7,7 +7,7 @@ from rlep.services.verifier.latex.nodes import BINDERS, SET_OPERATIONS, Node, in
 from rlep.services.verifier.latex.points import Infinite, NoValue, SamplePoint
 
 _UNDEFINED = frozenset({"undefined", "indeterminate", "infinite", "infinity", "nan", "dne", "none"})
-_COLLECTIONS = SET_OPERATIONS | {"tuple", "set", "row", "ratio"}
+_COLLECTIONS = SET_OPERATIONS | {"tuple", "set", "row", "ratio", "cases", "case"}
 
 
 def infinity_of(node: Node, point: SamplePoint) -> int | None:
@@ -28,7 +28,7 @@ def infinity_of(node: Node, point: SamplePoint) -> int | None:
 def undefined(node: Node) -> bool:
     """Tell whether a part without unknowns has no finite value."""
     if node.kind in _COLLECTIONS:
-        return any(map(undefined, node.parts))
+        return any(undefined(part) for part in node.parts if infinity_in(part) is None)  # an interval's end may be one
     if node.kind == "quotient" and is_closed(node.parts[1]) and _is_zero(node.parts[1]):
         return True
     if node.kind == "name" and node.name.removeprefix("\\text{").rstrip("}").casefold() in _UNDEFINED:

@@ -33,6 +33,8 @@ _NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple",
 """Kinds of node on the left of ``=`` that are read as the name of the value on the right."""
 _FUNCTIONS = frozenset(Node("name", (), letter) for letter in "fghFy")
 """Functions whose values ``y`` stands for."""
+_LETTERS = frozenset(Node("name", (), letter) for letter in "ei")
+"""Letters that are numbers, but before ``=``."""
 _FLIPPED = {">": "<", ">=": "<="}
 _CHAIN = SamplePoint("chain")
 _OTHERWISE = re.compile(r"\\text\{\s*(?:otherwise|else(?:where)?)\s*\}")
@@ -197,6 +199,8 @@ def consistent(item: Item) -> bool:
     if infinity_of(item.value, _CHAIN) is not None:
         return _same_infinity(item)
     sides = [side for side in item.sides if side is not None]
+    if len(sides) > 1 and sides[0] in _LETTERS:
+        sides = sides[1:]  # a name, as an eccentricity's or an interest's
     if any(map(undefined, sides)):
         return False
     try:

@@ -71,9 +71,9 @@ class Scanner(ABC):
         return self._tokens[opening + 1 : end]
 
     def _script(self) -> list[Token]:
-        """Take a sub- or superscript: what is in braces, or one token."""
+        """Take a sub- or superscript: what is in braces or round brackets, or one token."""
         token = self._next()
-        if token.text == "{":
+        if token.text in ("{", "("):
             return self._enclosed(self._at - 1)
         if token.text in ("-", "\\frac", "\\sqrt"):
             raise Unreadable("an exponent without braces")

@@ -33,7 +33,7 @@ _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}")
 _DOMAIN = re.compile(
     r"[\s,;(]+(?:(?:where|for|with|and|as)(?![a-z])[\s,]*)?(?:(?:all|any|some|every|each|an?|arbitrary)(?![a-z])\s*)?"
     r"(?P<before>integers?(?![a-z])\s*)?(?P<name>[k-n])\s*"
-    r"(?:\\in\s*(?P<kind>\\math(?:bb|bf)\s*\{?\s*[ZN]\s*\}?|[ZN](?![a-zA-Z]))"
+    r"(?:\\in\s*(?P<kind>\\math(?:bb|bf)\s*\{?\s*[ZN]\s*\}?|[ZN](?![a-zA-Z]))(?:\s*[_^]\s*(?:[*+]|\{\s*[*+]\s*\}))?"
     r"|(?P<behind>(?:(?:is|are|being|an?|any|some|arbitrary)(?![a-z])\s*){1,3}integers?))?[\s).]*\Z"
 )
 """A letter that is declared to be a whole number, at the end of an answer whose words stand outside of ``\\text``."""
