@@ -109,7 +109,7 @@ class Cluster:
     def _join(self, address: str, named: str) -> None:
         reached = reachable(address, named)
         try:
-            if "://" not in address and refuses_token(address):
+            if refuses_token(address):
                 raise PlacementError(f"the Ray cluster at {named} refuses this token: {TOKEN_HINT}")
             ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
         except AuthenticationError as error:
