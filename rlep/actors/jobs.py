@@ -22,6 +22,8 @@ STOP_WAIT_S = 600
 PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", STOP_WAIT)
 """Environment variables that the job inherits; those that name files on the cluster hold no secret themselves."""
 SUBMIT_DEADLINE_S = 60.0
+TOO_LARGE = ("HTTPRequestEntityTooLarge", "status code 413")
+"""Parts of the answer of a dashboard, or of a proxy before it, to a directory that is too large: sent again it would be, too."""
 CONNECT_S = 15.0
 """For the dashboard of a head that has just been started."""
 
@@ -108,9 +110,14 @@ def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, 
             return str(client.submit_job(entrypoint=entrypoint, runtime_env=dict(runtime), submission_id=identity))
         except ValueError as error:
             raise ConfigError(f"{runtime['working_dir']} cannot be uploaded: {error}") from None
-        except (RuntimeError, ConnectionError) as error:
+        except (RuntimeError, OSError) as error:  # requests' errors are the latter
             if "already exists" in str(error):
                 return identity
+            if any(part in str(error) for part in TOO_LARGE):
+                raise ConfigError(
+                    f"{runtime['working_dir']} is more than the cluster's dashboard takes, which is 100 MiB as an archive unless "
+                    "a proxy takes less: name in .gitignore what the job does not need, or give a smaller --working-dir"
+                ) from None
             if time.monotonic() > deadline:
                 said = str(error).rstrip(".")
                 raise DeadlineExceeded(

@@ -348,6 +348,13 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     )
 
 
+def test_a_job_takes_along_no_models_or_runs() -> None:
+    """The head's directory has both; Ray takes 100 MiB."""
+    assert "COPY --chown=rlep:rlep rlep/config/presets configs\n" in (DEPLOY / "Dockerfile").read_text()
+    (words,) = re.findall(r"exec head rlep submit (.*)", (DEPLOY / "README.md").read_text())
+    assert words.startswith("--working-dir configs -- ")
+
+
 def test_every_command_gives_a_config_that_can_be_run() -> None:
     for where, words in commands():
         files = [ROOT / word for word in words if word.endswith(".toml")]
