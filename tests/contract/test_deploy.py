@@ -19,6 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rlep.actors.jobs import STOP_WAIT, STOP_WAIT_S
 from rlep.check.fit_checks import OBJECT_STORE_BYTES
 from rlep.config.settings import load_config
 from rlep.plan.devices import wanted_cpus
@@ -239,6 +240,13 @@ def test_there_is_a_job_for_each_part_of_the_workflow() -> None:
     for job in documents("RayJob"):
         assert set(job["spec"]) == {"clusterSelector", "submissionMode", "entrypoint"}
         assert job["spec"]["clusterSelector"] == {"ray.io/cluster": only("RayCluster")["metadata"]["name"]}
+
+
+def test_jobs_wait_for_nodes_that_the_autoscaler_starts_and_are_let_write_a_checkpoint() -> None:
+    for name, words in entrypoints().items():
+        assert ("--set", "cluster.place_deadline_s=1800") in pairwise(words), name
+    (container,) = next(ray_pods())[1]["spec"]["containers"]  # the head, where Ray's supervisors of jobs read it
+    assert {"name": STOP_WAIT, "value": str(STOP_WAIT_S)} in container["env"]
 
 
 def test_jobs_ask_for_no_more_than_the_cluster_can_grow_to() -> None:
