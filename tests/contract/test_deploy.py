@@ -214,6 +214,24 @@ def test_the_patch_gives_rdma_devices_to_the_pods_between_which_weights_and_grad
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
+def test_the_readme_applies_the_cluster_once_with_the_registrys_image_and_the_patch_in_the_same_pipe() -> None:
+    """A pod keeps what it has: what is applied later to a cluster that is up changes none."""
+    blocks = re.findall(r"```sh\n(.*?)```", (DEPLOY / "README.md").read_text(), re.S)
+    (block,) = [block for block in blocks if "raycluster.yaml" in block]
+    (line,) = [line for line in block.splitlines() if "raycluster.yaml" in line]
+    image, devices, apply = line.split(" | ")
+    _, change, file = shlex.split(image)
+    assert (devices, apply) == ("devices", "kubectl apply -f -")
+    _, before, after, _ = change.split("#")
+    assert (ROOT / file).read_text().count(before) == 4  # the head and three groups
+    assert after.removeprefix("image: ") in block.partition("docker push ")[2].splitlines()[0]
+    patch = "kubectl patch --local -f - --type=json --patch-file deploy/kubernetes/rdma.json -o yaml"
+    assert [part for part in block.splitlines() if "devices()" in part] == [
+        "devices() { cat; }",
+        f"# devices() {{ {patch}; }}",
+    ]
+
+
 def test_the_cuda_image_has_what_nccl_needs_for_infiniband() -> None:
     stage = (DEPLOY / "Dockerfile").read_text().split("FROM base AS cuda\n")[1]
     (packages,) = re.findall(r"--no-install-recommends (.*) \\", stage)
