@@ -20,8 +20,8 @@ from rlep.core.errors import INTERRUPTED, UNFOLLOWED, ConfigError, DeadlineExcee
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 600
 """Seconds that ``ray job stop`` waits for a run's checkpoint; Ray kills after 3 s unless its variable says otherwise."""
-PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", STOP_WAIT)
-"""Environment variables that the job inherits; those that name files on the cluster hold no secret themselves."""
+PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", STOP_WAIT)
+"""Environment variables that the job and its actors inherit; those that name files on the cluster hold no secret themselves."""
 SUBMIT_DEADLINE_S = 60.0
 TOO_LARGE = ("HTTPRequestEntityTooLarge", "status code 413")
 """Parts of the answer of a dashboard, or of a proxy before it, to a directory that is too large: sent again it would be, too."""

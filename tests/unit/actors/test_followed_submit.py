@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -27,9 +28,10 @@ class Dashboard:
     def __init__(self, streams: Sequence[tuple[int, Exception | None]], ends: JobStatus = JobStatus.SUCCEEDED) -> None:
         self.streams, self.ends = list(streams), ends
         self.name = ""
+        self.environment: dict[str, str] = {}
 
-    def submit_job(self, *, submission_id: str, **_: object) -> str:
-        self.name = submission_id
+    def submit_job(self, *, submission_id: str, runtime_env: dict[str, Any], **_: object) -> str:
+        self.name, self.environment = submission_id, runtime_env["env_vars"]
         return submission_id
 
     async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
@@ -98,3 +100,14 @@ def test_an_output_that_nobody_reads_any_more_is_no_broken_connection(
     monkeypatch.setattr(jobs, "JobSubmissionClient", lambda _: Dashboard([(1, None)]))
     with pytest.raises(BrokenPipeError):
         jobs.submit_job(["pool", "stats"], address=ADDRESS, working_dir=home, echo=closed)
+
+
+def test_a_job_inherits_what_names_files_and_interfaces_and_no_secret(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = {"RLEP_REDIS_PASSWORD_FILE": "/run/redis", "NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "eth2"}
+    for name, value in (passed | {"RLEP_REDIS_PASSWORD": "hunter2", "RLEP_JUDGE_TOKEN": "hunter2"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_JOB_STOP_WAIT_TIME_S", raising=False)
+    submitted(home, monkeypatch, dashboard := Dashboard([(0, None)]))
+    assert dashboard.environment == passed | {"RAY_JOB_STOP_WAIT_TIME_S": "600"}
