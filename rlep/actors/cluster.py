@@ -16,13 +16,15 @@ from typing import Any
 import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
     AuthenticationError,
     GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
     RayActorError,
     RaySystemError,
     RayTaskError,
+    WorkerCrashedError,
 )
 
 from rlep.actors.cluster_address import joined_address, named_address, reachable
@@ -56,6 +58,9 @@ SENT_AGAIN = 5
 
 NEVER_RAN = "The actor never ran"
 """Ray's words for an actor whose place was on a node that is found to be lost: another place may be free."""
+
+LOST = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError, ObjectLostError)
+"""What Ray raises for an actor that is gone, or whose answer went with its node; ``OutOfMemoryError``: of its memory monitor."""
 
 Report = Callable[[str, str, str], None]
 """(event, actor, error): how losses and restarts of actors are reported."""
@@ -104,7 +109,7 @@ class Cluster:
     def _join(self, address: str, named: str) -> None:
         reached = reachable(address, named)
         try:
-            if "://" not in address and refuses_token(address):
+            if refuses_token(address):
                 raise PlacementError(f"the Ray cluster at {named} refuses this token: {TOKEN_HINT}")
             ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
         except AuthenticationError as error:
@@ -260,7 +265,7 @@ async def call(reference: Any, what: str, deadline_s: float) -> Any:
         raise
     except (TimeoutError, GetTimeoutError):
         raise DeadlineExceeded(f"{what} did not answer within {deadline_s:.0f} s") from None
-    except (ActorDiedError, ActorUnavailableError, RayActorError) as error:
+    except LOST as error:
         raise ActorLost(f"{what}: {_reason(error)}") from None
 
 
@@ -269,8 +274,13 @@ async def _await(reference: Any) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the last line of Ray's message that says something: its own causes come first, as a traceback."""
+    """Return the last line of Ray's message that says something: its own causes come first, as a traceback.
+
+    Of the memory monitor's message it is the first: advice comes last.
+    """
     lines = [line.strip() for line in str(error).splitlines()]
+    if isinstance(error, OutOfMemoryError):
+        lines.reverse()
     return next((line for line in reversed(lines) if line.strip("^~ ")), type(error).__name__)
 
 

@@ -9,6 +9,10 @@ from rlep.core.errors import PlacementError
 
 VARIABLE = "RAY_ADDRESS"
 CONNECT_S = 10.0
+OTHERS = dict.fromkeys(("http", "https"), ", but its dashboard's") | {
+    "ray": ", but of Ray Client, which streams no responses"
+}
+"""Scheme → what an address with it is instead."""
 
 
 def joined_address(configured: str | None) -> str | None:
@@ -29,12 +33,12 @@ def reachable(address: str, named: str) -> bool:
     """
     way = f"; without {VARIABLE} a private one is started" if named.startswith(VARIABLE) else ""
     scheme, separator, _ = address.rpartition("://")
-    if separator and scheme != "ray":
-        dashboard = ", which is a dashboard's and for `rlep submit`" if scheme in ("http", "https") else ""
+    if separator:
         raise PlacementError(
-            f"{named} is no address of a Ray cluster{dashboard}: it is HOST:6379, ray://HOST:10001 or auto{way}"
+            f"{named} is no address of a Ray cluster{OTHERS.get(scheme, '')}: it is HOST:6379 or auto on a machine of the "
+            f"cluster; from outside use `rlep submit`{way}"
         )
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         return False
     try:

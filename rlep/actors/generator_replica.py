@@ -37,7 +37,7 @@ from rlep.actors.replicas import ActorStatus, Changes, Rate, Replica, State
 from rlep.actors.supervised import HEARTBEAT_S, Supervised
 from rlep.actors.work_queue import QueuedRequest, WorkQueue
 from rlep.config.schema import Config
-from rlep.core.errors import ActorLost, ModelError, RlepError, WeightSyncError
+from rlep.core.errors import ActorLost, ConfigError, ModelError, RlepError, WeightSyncError
 from rlep.engines.sampler.engine import SamplerHealth
 from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
 
@@ -344,7 +344,12 @@ class GeneratorReplica(Replica):
             self.version = weights
             self._enter(GeneratorState.SERVING)
         else:
-            self._serve(weights, await self._load(actor, weights, deadline_s))
+            try:
+                self._serve(weights, await self._load(actor, weights, deadline_s))
+            except (
+                ConfigError
+            ) as error:  # these may be of a learner that was lost with its node, as this one's predecessor
+                raise WeightSyncError(str(error)) from None
         if weights is not self._fleet.weights:  # others were published meanwhile
             await self._take_up(actor, deadline_s)
 

@@ -9,19 +9,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import aiohttp
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from rlep.actors import job_files
 from rlep.actors.cluster import TOKEN_HINT
-from rlep.core.errors import INTERRUPTED, ConfigError, DeadlineExceeded, PlacementError
+from rlep.core.errors import INTERRUPTED, UNFOLLOWED, ConfigError, DeadlineExceeded, PlacementError
 
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 600
 """Seconds that ``ray job stop`` waits for a run's checkpoint; Ray kills after 3 s unless its variable says otherwise."""
-PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", STOP_WAIT)
-"""Environment variables that the job inherits; those that name files on the cluster hold no secret themselves."""
+PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", STOP_WAIT)
+"""Environment variables that the job and its actors inherit; those that name files on the cluster hold no secret themselves."""
 SUBMIT_DEADLINE_S = 60.0
+TOO_LARGE = ("HTTPRequestEntityTooLarge", "status code 413")
+"""Parts of the answer of a dashboard, or of a proxy before it, to a directory that is too large: sent again it would be, too."""
+FOLLOW_DEADLINE_S = 60.0
+"""Longest time without an answer from the cluster of a job that is followed."""
+FOLLOW_POLL_S = 1.0
+DROPPED = (RuntimeError, OSError, aiohttp.ClientError)
+"""What Ray's client raises when its connection breaks, or when the dashboard has no answer; requests' errors are ``OSError``."""
 CONNECT_S = 15.0
 """For the dashboard of a head that has just been started."""
 
@@ -37,7 +45,7 @@ def submit_job(
 ) -> int:
     """Run ``rlep ARGUMENTS…`` on a cluster; returns the exit status (0 succeeded, 1 failed, 0 at once without ``wait``).
 
-    Ctrl-C ends following the job, not the job: the status is 130 then.
+    Ctrl-C ends following the job, not the job: the status is 130 then, and 3 where the cluster does not answer any more.
 
     The job works in a copy of ``working_dir`` without what git ignores and what ``job_files`` keeps here, which is told to
     ``note`` first.
@@ -74,12 +82,15 @@ def submit_job(
     echo(f"submitted {job} to {where}")
     if not wait:
         return 0
+    how = f"`ray job logs -f {job}` follows it, `ray job stop {job}` ends it"
     try:
-        asyncio.run(_follow(client, job, echo))
+        status = asyncio.run(_follow(client, job, echo))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        note(f"job {job} goes on: `ray job logs -f {job}` follows it, `ray job stop {job}` ends it")
+        note(f"job {job} goes on: {how}")
         return INTERRUPTED
-    status = _final_status(client, job)
+    except DeadlineExceeded as error:
+        note(f"{error}; unless it has ended, job {job} goes on: {how}")
+        return UNFOLLOWED
     echo(f"job {job}: {status.value}")
     return 0 if status == JobStatus.SUCCEEDED else 1
 
@@ -108,9 +119,14 @@ def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, 
             return str(client.submit_job(entrypoint=entrypoint, runtime_env=dict(runtime), submission_id=identity))
         except ValueError as error:
             raise ConfigError(f"{runtime['working_dir']} cannot be uploaded: {error}") from None
-        except (RuntimeError, ConnectionError) as error:
+        except (RuntimeError, OSError) as error:  # requests' errors are the latter
             if "already exists" in str(error):
                 return identity
+            if any(part in str(error) for part in TOO_LARGE):
+                raise ConfigError(
+                    f"{runtime['working_dir']} is more than the cluster's dashboard takes, which is 100 MiB as an archive unless "
+                    "a proxy takes less: name in .gitignore what the job does not need, or give a smaller --working-dir"
+                ) from None
             if time.monotonic() > deadline:
                 said = str(error).rstrip(".")
                 raise DeadlineExceeded(
@@ -119,14 +135,28 @@ def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, 
             time.sleep(1)
 
 
-async def _follow(client: JobSubmissionClient, job: str, echo: Callable[[str], None]) -> None:
-    async for lines in client.tail_job_logs(job):
-        echo(lines.rstrip("\n"))
+async def _follow(client: JobSubmissionClient, job: str, echo: Callable[[str], None]) -> JobStatus:
+    """Show what a job prints, each part once, until it has ended; returns how.
 
-
-def _final_status(client: JobSubmissionClient, job: str) -> JobStatus:
-    """Wait for the job to be marked as ended, a moment after its log stream ends."""
-    deadline = time.monotonic() + SUBMIT_DEADLINE_S
-    while not (status := client.get_job_status(job)).is_terminal() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return status
+    A stream that ends or breaks before the job is begun anew. Raises ``DeadlineExceeded`` where the cluster does not answer.
+    """
+    shown, answered = 0, time.monotonic()
+    while True:
+        read = 0  # each stream begins with the first line
+        try:
+            async for text in client.tail_job_logs(job):
+                answered = time.monotonic()
+                new, read = text[max(0, shown - read) :], read + len(text)
+                shown = max(shown, read)
+                if new:
+                    echo(new.rstrip("\n"))
+            if (status := client.get_job_status(job)).is_terminal():
+                return status
+            answered = time.monotonic()
+        except BrokenPipeError:
+            raise  # nobody reads what it shows
+        except DROPPED as error:
+            if time.monotonic() - answered > FOLLOW_DEADLINE_S:
+                said = f"the cluster has not answered for {FOLLOW_DEADLINE_S:.0f} s: {str(error).rstrip('.')}"
+                raise DeadlineExceeded(said) from None
+        await asyncio.sleep(FOLLOW_POLL_S)

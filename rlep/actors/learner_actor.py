@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import shutil
 import socket
 from collections.abc import Sequence
@@ -19,10 +20,11 @@ from rlep.actors.node_model import model_on_node
 from rlep.actors.once import Once
 from rlep.config.schema import Config
 from rlep.core.builds import check_builds, check_cxx, check_triton
-from rlep.core.errors import WeightSyncError
+from rlep.core.errors import ConfigError, WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
+from rlep.core.waiting import until
 from rlep.engines.learner.allocator import allocator_settings
 from rlep.engines.rendezvous import listen
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 Probes = Sequence[tuple[Int32Array, Int32Array]]
 """(prompt ``[P]``, response ``[T]``) token ids."""
 Dtype = Literal["float32", "bfloat16", "float16"]
+
+SHARED_S = 30.0
+"""Longest wait for a file that the driver has just made: what NFS knows of a directory may be as old."""
 
 
 @ray.remote
@@ -58,6 +63,14 @@ class LearnerActor:
     async def node(self) -> str:
         """Return the id of the Ray node that it is on."""
         return ray.get_runtime_context().get_node_id()
+
+    async def check_shared(self, file: Path) -> None:
+        """Raise ``ConfigError`` where this machine does not see a new ``file`` of the driver's run directory."""
+        late = ConfigError(
+            f"run.directory = {file.parent} on {platform.node()}, where a learner rank is, is not the driver's: "
+            "it must be a directory that the machines of driver and learner share"
+        )
+        await until(lambda: asyncio.to_thread(os.path.exists, file), late, deadline_s=SHARED_S, poll_s=1.0)
 
     async def run(self, number: int, method: str, *args: object) -> Any:
         """Call a method of ``Rank``; calls run one after another, but for ``written``, which is answered at once.

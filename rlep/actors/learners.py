@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -76,7 +77,10 @@ class Learners:
         """Numbers of the calls, each of which is carried out once."""
 
     async def start(self) -> None:
-        """Place and start all ranks. Raises ``PlacementError``, ``ModelError``, ``OutOfMemory`` or ``LearnerLost``."""
+        """Place and start all ranks.
+
+        Raises ``PlacementError``, ``ConfigError``, ``ModelError``, ``OutOfMemory`` or ``LearnerLost``.
+        """
         placing = [
             self._cluster.place(LearnerActor, f"learner-{rank}", self._config, rank, slot=self._slot(rank))
             for rank in range(self._config.ranks)
@@ -91,6 +95,7 @@ class Learners:
         )
         asked = (call(rank.node.remote(), f"learner-{n}.node", 60) for n, rank in enumerate(self._ranks))
         self._nodes = await asyncio.gather(*asked)
+        await self._share_directory()
         deadline = self._config.start_deadline_s
         given = self._models, self._run, len(self._ranks), meeting, self._writers()
         await self._all("start", *given, deadline_s=deadline)
@@ -98,6 +103,22 @@ class Learners:
             await self._all("rehearse")
         if self._shared is not None:
             self._shared.learner_up.set()
+
+    async def _share_directory(self) -> None:
+        """Raise ``ConfigError`` where a rank does not see the run directory: its part of every checkpoint would be elsewhere."""
+        directory = self._run.run.directory.absolute()
+        if not directory.is_dir():
+            return  # this command keeps no checkpoints
+        file = directory / f".shared-{secrets.token_hex(8)}"
+        file.touch()
+        try:
+            seen = (
+                call(rank.check_shared.remote(file), f"learner-{n}.check_shared", 60)
+                for n, rank in enumerate(self._ranks)
+            )
+            await asyncio.gather(*seen)
+        finally:
+            file.unlink(missing_ok=True)
 
     def _writers(self) -> list[int]:
         """Rank 0; the first rank on each node where there are generators on every node."""

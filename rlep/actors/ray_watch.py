@@ -95,7 +95,7 @@ def watch_node(deadline_s: float) -> Iterator[None]:
 
 
 def _watch(host: str, port: int, deadline_s: float, ended: threading.Event) -> None:
-    known = False  # once it has answered: by Ray's client (``ray://``) it may be out of reach
+    known = False  # once it has answered: one that is out of reach from the start proves nothing
     away: float | None = None  # since the first attempt that failed: a machine that slept proves nothing
     while not ended.wait(min(POLL_S, deadline_s / 2)):
         begun = time.monotonic()

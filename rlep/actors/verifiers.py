@@ -13,7 +13,7 @@ from rlep.actors.cluster import Cluster
 from rlep.actors.replicas import Changes
 from rlep.actors.worker_role import WorkerParts, WorkerReplica, WorkerRole
 from rlep.config.roles import VerifierConfig
-from rlep.core.errors import ActorLost
+from rlep.core.errors import ActorLost, PlacementError
 from rlep.core.types import Asked, Completion, Prompt, Verdict
 from rlep.services.verifier.grader import configured_verifier, limits_of
 
@@ -73,6 +73,8 @@ class VerifierPool(WorkerRole[WorkerReplica]):
             try:
                 with self._parts.cluster.timeline.span(replica.name, "grade", len(part)):
                     return await self._call(replica, prompt, texts, truncated)
+            except PlacementError:
+                continue  # it cost a restart: others are asked until this one has a place or no restart left
             except ActorLost:
                 if replica.state != "leaving" and not replica.out_of_restarts:
                     raise

@@ -147,7 +147,8 @@ class WorkerRole(Generic[W]):
     async def _free_replica(self, most: float = math.inf) -> W:
         """Wait for an actor that holds fewer than ``most``; take the least busy, which holds one more then.
 
-        Raises ``ActorLost`` when none is left and all are out of restarts.
+        One that is started again comes last: it may wait for a place. Raises ``ActorLost`` when none is left and all are
+        out of restarts.
         """
 
         def free() -> list[W]:
@@ -162,6 +163,6 @@ class WorkerRole(Generic[W]):
             await self._parts.freed.until(lambda: bool(free()))
         finally:
             self._waiting -= 1
-        replica = min(free(), key=lambda replica: replica.busy)
+        replica = min(free(), key=lambda replica: (replica.actor.living is None, replica.busy))
         replica.busy += 1
         return replica

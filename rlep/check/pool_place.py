@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rlep.config.schema import Config
@@ -12,7 +13,11 @@ def pool_place(config: Config) -> PoolPlace:
     """Absolute, for an actor in another directory."""
     pool = config.pool
     token, authority = (_absolute(path) for path in (pool.token_file, pool.ca_file))
-    return PoolPlace(pool.url, config.pool_directory.absolute(), pool.name, token, authority)
+    # An actor has the environment of its node, which may not name the file; a password that stands in ours stays here.
+    named = None if os.environ.get("RLEP_REDIS_PASSWORD") else os.environ.get("RLEP_REDIS_PASSWORD_FILE")
+    password = _absolute(Path(named)) if named and pool.url else None
+    directory = config.pool_directory.absolute()
+    return PoolPlace(pool.url, directory, pool.name, token, authority, password_file=password)
 
 
 def pool_exists(config: Config) -> bool:

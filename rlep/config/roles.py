@@ -327,7 +327,8 @@ class ClusterConfig(Section):
     """The Ray cluster."""
 
     address: str | None = None
-    """``auto`` or ``ray://…`` joins a cluster; None starts a private one here (in a Ray job, or with ``RAY_ADDRESS``: joins)."""
+    """``auto`` or ``HOST:6379`` joins the cluster that this machine is part of; None starts a private one here (in a Ray job, or
+    with ``RAY_ADDRESS``: joins)."""
     cpus: Positive | None = None
     """Logical CPUs of a private cluster; None takes the machine's."""
     place_deadline_s: Seconds = 60

@@ -6,6 +6,8 @@
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended."""
+UNFOLLOWED = 3
+"""Exit status of ``rlep submit`` whose cluster does not answer any more, while the job may go on."""
 
 
 class RlepError(Exception):

@@ -12,7 +12,7 @@ EXTRAS = {
     "hub": ("huggingface_hub",),
     "verifier": ("httpx", "latex2sympy2_extended", "math_verify", "mpmath"),
     "cuda": (
-        "jinja2", "latex2mathml", "markupsafe", "psutil", "ray", "safetensors", "starlette", "tokenizers", "torch",
+        "aiohttp", "jinja2", "latex2mathml", "markupsafe", "psutil", "ray", "safetensors", "starlette", "tokenizers", "torch",
         "transformers", "uvicorn", "vllm",
     ),
 }  # fmt: skip

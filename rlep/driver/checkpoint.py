@@ -257,6 +257,12 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 def _commit(part: Path, final: Path, state: Mapping[str, object]) -> None:
     write_json(part / _STATE, state)
     files = sorted(file for file in part.rglob("*") if file.is_file())
+    for name in ("model", "trainer"):
+        if not any(file.is_relative_to(part / name) for file in files):
+            raise CheckpointError(
+                f"checkpoint {final}: the learner left nothing in its {name}/ here; run.directory must be a directory that the "
+                "machines of driver and learner share"
+            )
     write_json(part / _MANIFEST, {str(file.relative_to(part)): _digest(file) for file in files})
     for path in (*files, *(p for p in part.rglob("*") if p.is_dir()), part):
         _sync(path)

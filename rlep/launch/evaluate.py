@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,12 +87,13 @@ def evaluate(
     config: Config, model: Path, data: Sequence[Path], out: Path, progress: CommandProgress
 ) -> EvaluationReport:
     """Evaluate a model, a directory or the hub's; write ``evaluation.json`` and ``samples.parquet``."""
+    name = f"evaluate-{secrets.token_hex(4)}"  # a run's name is taken on its cluster, where several may be evaluated at once
     sections = {
         "model": config.model.model_copy(
             update={"path": model, "revision": None if model.is_dir() else config.model.revision}
         ),
         "data": config.data.model_copy(update={"train": (), "evaluation": tuple(data)}),  # nothing else is asked for
-        "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
+        "run": config.run.model_copy(update={"name": name, "directory": out}),
     }
     config = resolve(config.model_copy(update=sections), progress.note, phase=progress.phase)
     subject = Subject(config, "evaluate", phase=progress.phase)

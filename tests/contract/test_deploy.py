@@ -19,6 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rlep.actors.jobs import STOP_WAIT, STOP_WAIT_S
 from rlep.check.fit_checks import OBJECT_STORE_BYTES
 from rlep.config.settings import load_config
 from rlep.plan.devices import wanted_cpus
@@ -213,6 +214,24 @@ def test_the_patch_gives_rdma_devices_to_the_pods_between_which_weights_and_grad
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
+def test_the_readme_applies_the_cluster_once_with_the_registrys_image_and_the_patch_in_the_same_pipe() -> None:
+    """A pod keeps what it has: what is applied later to a cluster that is up changes none."""
+    blocks = re.findall(r"```sh\n(.*?)```", (DEPLOY / "README.md").read_text(), re.S)
+    (block,) = [block for block in blocks if "raycluster.yaml" in block]
+    (line,) = [line for line in block.splitlines() if "raycluster.yaml" in line]
+    image, devices, apply = line.split(" | ")
+    _, change, file = shlex.split(image)
+    assert (devices, apply) == ("devices", "kubectl apply -f -")
+    _, before, after, _ = change.split("#")
+    assert (ROOT / file).read_text().count(before) == 4  # the head and three groups
+    assert after.removeprefix("image: ") in block.partition("docker push ")[2].splitlines()[0]
+    patch = "kubectl patch --local -f - --type=json --patch-file deploy/kubernetes/rdma.json -o yaml"
+    assert [part for part in block.splitlines() if "devices()" in part] == [
+        "devices() { cat; }",
+        f"# devices() {{ {patch}; }}",
+    ]
+
+
 def test_the_cuda_image_has_what_nccl_needs_for_infiniband() -> None:
     stage = (DEPLOY / "Dockerfile").read_text().split("FROM base AS cuda\n")[1]
     (packages,) = re.findall(r"--no-install-recommends (.*) \\", stage)
@@ -239,6 +258,13 @@ def test_there_is_a_job_for_each_part_of_the_workflow() -> None:
     for job in documents("RayJob"):
         assert set(job["spec"]) == {"clusterSelector", "submissionMode", "entrypoint"}
         assert job["spec"]["clusterSelector"] == {"ray.io/cluster": only("RayCluster")["metadata"]["name"]}
+
+
+def test_jobs_wait_for_nodes_that_the_autoscaler_starts_and_are_let_write_a_checkpoint() -> None:
+    for name, words in entrypoints().items():
+        assert ("--set", "cluster.place_deadline_s=1800") in pairwise(words), name
+    (container,) = next(ray_pods())[1]["spec"]["containers"]  # the head, where Ray's supervisors of jobs read it
+    assert {"name": STOP_WAIT, "value": str(STOP_WAIT_S)} in container["env"]
 
 
 def test_jobs_ask_for_no_more_than_the_cluster_can_grow_to() -> None:
@@ -346,6 +372,13 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             *shlex.split(" ".join(re.findall(r"--set [\w.=-]+", (DEPLOY / "slurm/rlep.sbatch").read_text()))),
         ],
     )
+
+
+def test_a_job_takes_along_no_models_or_runs() -> None:
+    """The head's directory has both; Ray takes 100 MiB."""
+    assert "COPY --chown=rlep:rlep rlep/config/presets configs\n" in (DEPLOY / "Dockerfile").read_text()
+    (words,) = re.findall(r"exec head rlep submit (.*)", (DEPLOY / "README.md").read_text())
+    assert words.startswith("--working-dir configs -- ")
 
 
 def test_every_command_gives_a_config_that_can_be_run() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from rlep.core.errors import ModelError, WeightSyncError
+from rlep.core.errors import ConfigError, ModelError, WeightSyncError
 from rlep.core.types import Float32Array, Int32Array
 
 if TYPE_CHECKING:
@@ -129,8 +129,18 @@ class WeightUpdate:
     """The same weights on each node that has them in its own shared memory, by Ray's id of the node."""
 
     def on_node(self, node: str) -> WeightUpdate:
-        """As a generator on this node takes it."""
-        return replace(self, source=self.nodes.get(node, self.source), nodes={})
+        """As a generator on this node takes it.
+
+        Raises ``ConfigError`` where the weights are in the shared memory of other nodes.
+        """
+        source = self.nodes.get(node, self.source)
+        elsewhere = isinstance(source, SharedMemoryWeights) and not source.path.parent.is_dir()
+        if elsewhere and self.nodes and node not in self.nodes:
+            raise ConfigError(
+                'generator.transfer = "shared_memory": this generator is on another node than the learner; set '
+                'generator.transfer = "nccl" or "gloo", or have one node for both by label_selector of generator and learner'
+            )
+        return replace(self, source=source, nodes={})
 
     @property
     def named_checksums(self) -> dict[str, int]:

@@ -79,6 +79,8 @@ class PoolPlace:
     """Authority of a pool server's certificate, PEM; None: the public ones."""
     socket: Path | None = None
     """Where a Redis at ``url`` is served for this user; in a directory that nobody else enters."""
+    password_file: Path | None = None
+    """Holds the password of a Redis at ``url``; None: it is where the environment of the process that serves it says."""
 
 
 @dataclass(frozen=True, slots=True)

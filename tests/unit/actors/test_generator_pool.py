@@ -10,7 +10,7 @@ import pytest
 from rlep.actors import generator_replica
 from rlep.actors.generator_replica import GeneratorReplica, GeneratorState
 from rlep.actors.replicas import ActorStatus
-from rlep.core.errors import ActorLost, DeadlineExceeded, ModelError, WeightsLost, WeightSyncError
+from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, ModelError, WeightsLost, WeightSyncError
 from tests.unit.actors.generator_scene import Scene, in_group, in_memory, kills
 from tests.waiting import until
 
@@ -210,6 +210,25 @@ async def test_weights_of_another_model_end_the_publication_at_once_and_cost_no_
     with pytest.raises(ModelError, match=r"^generator-[01] refuses 4$"):
         await publishing
     assert [replica.actor.restarts for replica in scene.pool.replicas] == [0, 0]
+    await scene.pool.close()
+
+
+async def test_what_the_settings_forbid_ends_the_publication_at_once_and_nobody_is_started_again() -> None:
+    scene = await started(2, version=None, transfer="shared_memory")
+    scene.refusals, scene.refusal = 2, ConfigError
+    with pytest.raises(WeightSyncError, match=r"^no generator loaded policy version 4: generator-[01] refuses 4$"):
+        await scene.pool.publish(in_memory(4), deadline_s=60)
+    assert all(replica.out_of_restarts for replica in scene.pool.replicas)
+    assert [event for event, _, _ in scene.events].count("actor_restarted") == 0
+    await scene.pool.close()
+
+
+async def test_one_that_comes_back_on_another_node_waits_for_a_learner_that_may_follow_it() -> None:
+    scene = await started(1, transfer="shared_memory")
+    scene.refusals, scene.refusal = 1, ConfigError
+    lose(scene.pool.replicas[0])
+    await all_up(scene)
+    assert scene.pool.replicas[0].actor.restarts == 2
     await scene.pool.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import rlep.actors.learner_actor as module
 from rlep.actors.generator_actor import GeneratorActor
 from rlep.actors.learner_actor import LearnerActor, Rank
 from rlep.config.settings import load_config
@@ -89,3 +91,18 @@ async def test_a_node_with_builds_for_cpus_refuses_a_rank_and_a_generator_for_gp
     generator._gpus = config.generator.gpus
     with pytest.raises(ConfigError, match=r"generator.gpus = 1 needs the CUDA builds; installed are torch"):
         await generator.start(1, 60.0)
+
+
+async def test_a_rank_that_does_not_see_the_run_directory_names_its_machine(
+    rank: Computing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARED_S", 0.0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".shared-1").touch()
+    await actor_of(rank).check_shared(tmp_path / "run" / ".shared-1")
+    with pytest.raises(ConfigError) as refused:
+        await actor_of(rank).check_shared(tmp_path / "run" / ".shared-2")
+    assert str(refused.value) == (
+        f"run.directory = {tmp_path}/run on {platform.node()}, where a learner rank is, is not the driver's: "
+        "it must be a directory that the machines of driver and learner share"
+    )

@@ -172,7 +172,7 @@ async def test_the_largest_update_is_rehearsed_when_the_ranks_have_started(gpus:
         return SimpleNamespace(run=SimpleNamespace(remote=remote), node=node, ping=ping)
 
     cluster = SimpleNamespace(timeline=Timeline(), place=place, reserve=lambda *_: None)
-    config = Config().with_values(learner={"ranks": 2, "gpus": gpus})
+    config = Config().with_values(learner={"ranks": 2, "gpus": gpus}, run={"directory": Path("/gone")})
     learners = Learners(cast(Any, cluster), config, [Path("model")])
     await learners.start()
     assert asked == ["meeting_point", *(method for method in begun for _ in range(2))]

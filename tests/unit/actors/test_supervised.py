@@ -8,11 +8,26 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayError, WorkerCrashedError
 
 from rlep.actors.supervised import Supervised
 from rlep.core.errors import ActorLost, ConfigError
 
 pytestmark = pytest.mark.asyncio
+
+
+MONITOR = """
+1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2) was 60.9GB used / 62.0GB limit
+
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io
+"""
+LOSSES: dict[str, RayError] = {
+    "memory": OutOfMemoryError(MONITOR),
+    "node": NodeDiedError("Task failed due to the node dying."),
+    "worker": WorkerCrashedError(),
+    "answer": ObjectLostError("ab12", None, ""),
+}
+"""What Ray raises instead of the answer of an actor that is gone."""
 
 
 class Scene:
@@ -39,6 +54,8 @@ class Scene:
         async def count(question: str) -> int:
             if outcome == "lost":
                 raise ActorLost("it died")
+            if outcome in LOSSES:
+                raise LOSSES[outcome]
             return len(question)
 
         return SimpleNamespace(count=SimpleNamespace(remote=count))
@@ -58,6 +75,22 @@ async def test_a_lost_actor_is_ended_and_called_again_and_a_start_that_fails_cos
     assert await scene.actor.call("count", "four", deadline_s=60) == 4
     assert (scene.actor.restarts, scene.actor.restarts_left, len(kills)) == (2, 0, 1)
     assert scene.events == ["actor_lost it died", "actor_restarted"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_whatever_ray_calls_the_loss_the_actor_is_started_again(loss: str) -> None:
+    scene = Scene(loss, "works", restarts=1)
+    assert await scene.actor.call("count", "four", deadline_s=60) == 4
+    lost, again = scene.events
+    assert (scene.actor.restarts, again) == (1, "actor_restarted")
+    assert lost.startswith("actor_lost pool.count: ")
+
+
+async def test_an_actor_that_the_memory_monitor_ended_is_lost_with_the_numbers_and_not_with_the_advice() -> None:
+    scene = Scene("memory", restarts=0)
+    with pytest.raises(ActorLost):
+        await scene.actor.call("count", "four", deadline_s=60)
+    assert scene.events == [f"actor_lost pool.count: {MONITOR.splitlines()[1]}"]
 
 
 async def test_a_start_that_refuses_a_setting_is_not_tried_again() -> None:

@@ -286,11 +286,19 @@ def test_shared_memory_that_never_holds_the_weights_ends_a_run_before_it_starts(
     [
         (
             "http://127.0.0.1:8265",
-            "is no address of a Ray cluster, which is a dashboard's and for `rlep submit`: it is HOST:6379, "
-            "ray://HOST:10001 or auto",
+            "is no address of a Ray cluster, but its dashboard's: it is HOST:6379 or auto on a machine of the cluster; "
+            "from outside use `rlep submit`",
+        ),
+        (
+            "ray://127.0.0.1:10001",
+            "is no address of a Ray cluster, but of Ray Client, which streams no responses: it is HOST:6379 or auto on a "
+            "machine of the cluster; from outside use `rlep submit`",
+        ),
+        (
+            "redis://h:6379",
+            "is no address of a Ray cluster: it is HOST:6379 or auto on a machine of the cluster; from outside",
         ),
         ("127.0.0.1:1", "Connection refused"),
-        ("ray://127.0.0.1:1", "Connection refused"),
         ("127.0.0.1:99999", "there is no port 99999"),
         ("no-such-host.invalid:6379", "Name or service not known"),
     ],

@@ -221,3 +221,24 @@ async def test_a_checkpoint_with_an_empty_manifest_or_an_unreadable_file_is_pass
         "files.json does not name state.json",
         "model/state cannot be read: [Errno 5] Input/output error",
     ]
+
+
+@pytest.mark.parametrize("missing", ["model", "trainer"])
+async def test_a_checkpoint_that_the_learner_wrote_elsewhere_is_none(tmp_path: Path, missing: str) -> None:
+    scene = Scene(tmp_path)
+    await scene.save_all({1: None, 2: None})
+    write = scene.learner.written
+
+    async def written() -> None:
+        await write()
+        shutil.rmtree(tmp_path / ".part-step-000003" / missing)
+
+    scene.learner.written = written  # type: ignore[method-assign]
+    await scene.save(3)
+    with pytest.raises(CheckpointError) as refused:
+        await scene.checkpoints.finished()
+    assert str(refused.value) == (
+        f"checkpoint {tmp_path}/step-000003: the learner left nothing in its {missing}/ here; run.directory must be a directory "
+        "that the machines of driver and learner share"
+    )
+    assert scene.on_disk() == [1, 2]

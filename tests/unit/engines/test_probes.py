@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.core.errors import WeightSyncError
+from rlep.core.errors import ConfigError, WeightSyncError
 from rlep.core.types import Float32Array
 from rlep.engines.weights.weight_update import Probe, SharedMemoryWeights, WeightUpdate
 
@@ -35,7 +35,22 @@ def test_the_mean_difference_is_what_may_be_as_large_as_the_tolerance() -> None:
 def test_a_generator_takes_the_file_of_its_own_node() -> None:
     files = {node: SharedMemoryWeights(Path(node), 8, "00") for node in ("a", "b")}
     update = replace(weight_update(), nodes=files)
-    assert [update.on_node(node).source for node in ("a", "b", "c")] == [files["a"], files["b"], update.source]
+    assert [update.on_node(node).source for node in ("a", "b")] == [files["a"], files["b"]]
+    assert weight_update().on_node("a").source == weight_update().source  # whoever publishes names no nodes
+
+
+def test_a_generator_on_a_node_without_the_learners_memory_says_which_settings_forbid_it(tmp_path: Path) -> None:
+    there = SharedMemoryWeights(tmp_path / "weights" / "version-7", 8, "00")
+    update = replace(weight_update(), source=there, nodes={"a": there})
+    assert update.on_node("a").source == there  # gone with a learner that was lost: no fault of the settings
+    with pytest.raises(ConfigError) as refused:
+        update.on_node("b")
+    assert str(refused.value) == (
+        'generator.transfer = "shared_memory": this generator is on another node than the learner; set '
+        'generator.transfer = "nccl" or "gloo", or have one node for both by label_selector of generator and learner'
+    )
+    (tmp_path / "weights").mkdir()  # another of Ray's nodes on the same machine
+    assert update.on_node("b").source == there
 
 
 @pytest.mark.parametrize(

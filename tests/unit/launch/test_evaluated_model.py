@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from rlep.config.schema import Config
 from rlep.config.settings import dump_config, load_config
 from rlep.core.errors import CheckpointError, ConfigError
 from rlep.driver.run_state import RunState
@@ -80,19 +82,36 @@ def test_a_model_directory_is_taken_as_it_is_and_the_training_file_is_said(tmp_p
     )
 
 
-def test_training_data_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a run that was copied to a machine without network may be gigabytes of the hub."""
+def asked(monkeypatch: pytest.MonkeyPatch, directory: Path, config: Config) -> Config:
+    """What ``rlep evaluate`` goes on with, as it asks for a model."""
+    found: list[Config] = []
 
     class Asked(Exception):
         pass
 
-    def ask(config: Any, *_: object, **__: object) -> None:
-        raise Asked(config.data.train, config.data.evaluation)
+    def ask(config: Config, *_: object, **__: object) -> None:
+        found.append(config)
+        raise Asked
 
     monkeypatch.setattr(module, "resolve", ask)
-    config = load_config([], ['data.train="hf:org/absent:train"'])
-    with pytest.raises(Asked) as asked:
+    with pytest.raises(Asked):
         evaluate(
-            config, tmp_path, [Path("held.jsonl")], tmp_path / "out", cast(Any, SimpleNamespace(note=None, phase=None))
+            config,
+            directory,
+            [Path("held.jsonl")],
+            directory / "out",
+            cast(Any, SimpleNamespace(note=None, phase=None)),
         )
-    assert asked.value.args == ((), (Path("held.jsonl"),))
+    return found[0]
+
+
+def test_training_data_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a run that was copied to a machine without network may be gigabytes of the hub."""
+    data = asked(monkeypatch, tmp_path, load_config([], ['data.train="hf:org/absent:train"'])).data
+    assert (data.train, data.evaluation) == ((), (Path("held.jsonl"),))
+
+
+def test_two_evaluations_have_two_names_on_their_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [asked(monkeypatch, tmp_path, load_config([], [])).run.name for _ in range(2)]
+    assert len({*names}) == 2
+    assert all(re.fullmatch("evaluate-[0-9a-f]{8}", name) for name in names)

@@ -96,7 +96,7 @@ def hosted(place: PoolPlace, *, deadline: float = 30.0) -> Iterator[None]:
             yield
 
     if place.url is not None:
-        with serving(place.url):
+        with serving(place.url, place.password_file):
             yield
     else:
         redis = EmbeddedRedis(place.directory, beside=lambda: serving(redis.url, redis.password_file))
