@@ -9,7 +9,7 @@ from typing import Self
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
 from rlep.core.types import OVER_CAP, QUARANTINED, AddReport, Trajectory, beyond_vocabulary
-from rlep.services.pool.storage.checks import check_server, memory_of
+from rlep.services.pool.storage.checks import check_room, check_server, memory_of
 from rlep.services.pool.storage.codec import encode, name_of, raw_id
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
 from rlep.services.pool.storage.draw import Drawn, Index
@@ -81,6 +81,8 @@ class Pool:
             client = server
         link = RetryingRedis(client, deadline=options.deadline)
         check_server(link, allow_volatile=options.allow_volatile, read_only=options.read_only)
+        if not options.read_only and not options.may_be_full:
+            check_room(link)
         store = Store(link, name)
         meta = _opened(store, tokenizer_digest, options)
         if options.writer_epoch is not None and not options.read_only and not meta.digest:

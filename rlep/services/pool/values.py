@@ -93,6 +93,8 @@ class PoolOptions:
     """Never writes; the pool must exist, unless ``may_be_missing``."""
     may_be_missing: bool = False
     """A reader takes a pool that is not there for an empty one, whose tokenizer is the empty string."""
+    may_be_full: bool = False
+    """A writer takes a Redis without room for records, too: to remove and to seal."""
     writer: str = "main"
     """Names a writer whose incarnations fence each other, e.g. the run."""
     writer_epoch: int | None = None

@@ -15,11 +15,13 @@ import psutil
 import pytest
 import redis
 
+from rlep import PoolClient
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.types import Trajectory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
+from tests.services.pool.pool_servers import serving
 from tests.waiting import wait_until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -151,6 +153,30 @@ def test_a_full_redis_refuses_writes_by_name_and_goes_on_reading(
         pool._link.client.config_set("maxmemory", 0)
         assert pool.add(kept).duplicates == 2
         assert pool.stats().trajectories == 2
+
+
+def test_a_full_redis_is_served_and_room_can_be_made_in_it(
+    server: EmbeddedRedis, trajectory: MakeTrajectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_pool(server) as pool:
+        redis_itself = pool._link.client
+        pool.add([trajectory("q0", [number]) for number in range(4)])
+        redis_itself.config_set("maxmemory", 1000)
+        with serving(server) as running, PoolClient(running.address, pool="pool") as client:
+            assert "no room for new answers" in caplog.text
+            first, second, *_ = client.content_ids("q0")
+            assert client.remove("q0", [first]) == 1
+            assert client.remove("q0", [second], quarantine=True) == 1
+            stats = client.stats()
+            assert (stats.trajectories, stats.quarantined, stats.by_policy) == (2, 1, {"policy@3": 2})
+            assert client.remove("q0", [second], quarantined=True) == 1
+            # Large, so that what connections take does not matter: from 97 % on nobody begins to add.
+            redis_itself.config_set("maxmemory", 0)
+            redis_itself.setrange("other", 1 << 25, b".")
+            redis_itself.config_set("maxmemory", int(redis_itself.info("memory")["used_memory"] / 0.97))
+            with pytest.raises(PoolError, match="no room for new answers"):
+                client.open(tokenizer_digest=TOKENIZER)
+            assert client.seal() == client.digest()
 
 
 def test_room_given_within_the_deadline_lets_the_write_through(
