@@ -37,6 +37,11 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
+    # A connection that fell silent is given up within 20 s: the call is then made again within its deadline.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of other pings, behind which one that keeps alive waits
+    ("grpc.keepalive_permit_without_calls", 1),
     (ChannelOptions.SingleThreadedUnaryStream, 1),  # frames reach the caller without passing through another thread
 )
 _AGAIN = {

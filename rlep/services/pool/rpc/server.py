@@ -39,6 +39,9 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared with whoever has it
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Clients ping every 10 s, also between calls; one that pings more often than this is cut off.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 
 _log = logging.getLogger(__name__)
