@@ -1,13 +1,16 @@
-"""The network between a client and a pool server."""
+"""The network between a client and a pool server: connections that fall silent, names that do not resolve yet."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from rlep import PoolClient
+from rlep.core.errors import ConfigError, DeadlineExceeded
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc import client, server
-from tests.services.pool.pool_servers import serving
+from tests.services.pool.pool_servers import make_certificate, serving
 from tests.services.pool.tcp_proxy import proxied
 
 
@@ -31,3 +34,17 @@ def test_a_client_pings_no_more_often_than_the_server_takes() -> None:
     assert taken["grpc.http2.min_ping_interval_without_data_ms"] < asked["grpc.keepalive_time_ms"]
     # Without it a server takes pings of idle clients every two hours.
     assert asked["grpc.keepalive_permit_without_calls"] == taken["grpc.keepalive_permit_without_calls"] == 1
+
+
+def test_a_name_that_does_not_resolve_yet_is_tried_until_the_deadline(tmp_path: Path) -> None:
+    authority = make_certificate(tmp_path, "authority").certificate_file
+    unresolved = pytest.raises(DeadlineExceeded, match=r"pool\.invalid:7171: not done within 0\.5 s")
+    with PoolClient("pool.invalid:7171", token="some-token", tls=authority, deadline=0.5) as pool, unresolved:
+        pool.names()
+    with PoolClient("pool.invalid:7171", deadline=0.5) as pool, pytest.raises(DeadlineExceeded):
+        pool.names()
+    # Nobody knows whether it is this machine, so the token stays here.
+    with pytest.raises(ConfigError, match=r"pool\.invalid has no address"):
+        PoolClient("pool.invalid:7171", token="some-token")
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        PoolClient("pool.invalid")
