@@ -41,12 +41,14 @@ class TcpProxy:
         with contextlib.suppress(OSError):  # closed
             while True:
                 near, _ = self._listener.accept()
-                if isinstance(self.target, str):
-                    far = socket.socket(socket.AF_UNIX)
-                    far.connect(self.target)
-                else:
-                    far = socket.create_connection(self.target)
+                kind = socket.AF_UNIX if isinstance(self.target, str) else socket.AF_INET
+                far = socket.socket(kind)
                 self._open += (near, far)
+                try:
+                    far.connect(self.target)
+                except OSError:  # nobody listens there
+                    near.close()
+                    continue
                 for ends in ((near, far), (far, near)):
                     threading.Thread(target=_pump, args=(*ends, self._forwarding), daemon=True).start()
 

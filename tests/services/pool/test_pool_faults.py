@@ -22,6 +22,7 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
 from tests.services.pool.pool_servers import serving
+from tests.services.pool.tcp_proxy import proxied
 from tests.waiting import wait_until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -202,6 +203,29 @@ def test_room_given_within_the_deadline_lets_the_write_through(
         relief.start()
         assert pool.add([trajectory()]).inserted == 1
         relief.join()
+
+
+@pytest.mark.parametrize("opened_again", [False, True])
+def test_after_a_failover_behind_one_address_the_new_primary_is_written(
+    binary: Path, tmp_path: Path, trajectory: MakeTrajectory, opened_again: bool
+) -> None:
+    """Connections to the primary of before stay open: it has become a replica, and says so."""
+    places = [tmp_path / name for name in "ab"]
+    for place in places:
+        place.mkdir()
+    with (
+        bare_server(binary, places[0]) as (_, first),
+        bare_server(binary, places[1]) as (_, second),
+        proxied(str(places[0] / "s")) as proxy,
+        pool_at(first) as demoted,
+        pool_at(second) as promoted,
+        pool_at(f"redis://{proxy.address}") as pool,
+    ):
+        demoted._link.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        proxy.target = str(places[1] / "s")
+        if opened_again:
+            Pool.open(pool._link.client, "pool", tokenizer_digest=TOKENIZER)
+        assert pool.add([trajectory()]).inserted == promoted.stats().trajectories == 1
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ def check_server(link: RetryingRedis, *, allow_volatile: bool = False, read_only
     ``allow_volatile`` accepts one without append-only file. A reader accepts what only a writer needs.
     """
     info = _info(link)
+    if not read_only and _is_replica(info):
+        link.reconnect()
+        info = _info(link)
     _check_version(info)
     _check_eviction(info, link)
     if not read_only:
@@ -90,8 +93,12 @@ def _configured(link: RetryingRedis, name: str) -> str:
         return "unknown"
 
 
+def _is_replica(info: Info) -> bool:
+    return info.get("role") not in ("master", None)
+
+
 def _check_role(info: Info) -> None:
-    if info.get("role") not in ("master", None):
+    if _is_replica(info):
         raise PoolError(f"Redis is a {info['role']}, which takes no writes: give the primary's address")
 
 
