@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RlepError
@@ -147,7 +147,7 @@ class EmbeddedRedis:
         Args:
             directory: made where there is none.
             binary: of the server; None: see ``find_binary``.
-            deadline: seconds for a start or a stop; loading counts (about 1 s per GB).
+            deadline: seconds for a start or a stop; while a server says that it is loading (about 1 s per GB), a start waits on.
             maxmemory: bytes, 0 all.
             beside: entered by the owner when its server responds, left before the server is stopped.
         """
@@ -160,6 +160,8 @@ class EmbeddedRedis:
         self._owns = False
         self._entered = threading.Event()
         """What stands beside the server has begun."""
+        self._loading_at = 0.0
+        """When a server last said that it is loading."""
 
     @property
     def password_file(self) -> Path:
@@ -175,12 +177,12 @@ class EmbeddedRedis:
         """Own the directory or stand in line; returns when its server responds.
 
         Raises ``ConfigError`` for the program or the directory, ``PoolError`` with the server's own last words where it
-        does not come up (a damaged append-only file, no room), ``DeadlineExceeded`` where it takes too long.
+        does not come up (a damaged append-only file, no room), ``DeadlineExceeded`` where it is silent for too long.
         """
         if self._owning is not None:
             return self
         self._make_directory()
-        self._failure, self._owns = None, False
+        self._failure, self._owns, self._loading_at = None, False, 0.0
         self._stopping.clear()
         self._entered.clear()
         self._owning = threading.Thread(target=self._stand_in_line, name="embedded-redis", daemon=True)
@@ -314,6 +316,11 @@ class EmbeddedRedis:
         )
         try:
             return bool(client.ping())
+        except BusyLoadingError:
+            if not self._loading_at:
+                _log.info("the Redis in %s is loading its data", self.directory)
+            self._loading_at = time.monotonic()
+            return False
         except (RedisError, OSError):
             return False
         finally:
@@ -341,9 +348,9 @@ class EmbeddedRedis:
         )
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + self.deadline
+        begun = time.monotonic()
         while not condition():
-            if time.monotonic() > end:
+            if time.monotonic() > max(begun, self._loading_at) + self.deadline:
                 raise DeadlineExceeded(f"pool directory {self.directory}: waited {self.deadline:g} s for {what}")
             time.sleep(_POLL_S)
 
