@@ -20,6 +20,7 @@ from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.types import Trajectory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.checks import memory_of
 from rlep.services.pool.values import PoolOptions
 from tests.services.pool.pool_servers import serving
 from tests.services.pool.tcp_proxy import proxied
@@ -174,7 +175,7 @@ def test_a_full_redis_is_served_and_room_can_be_made_in_it(
             # Large, so that what connections take does not matter: from 97 % on nobody begins to add.
             redis_itself.config_set("maxmemory", 0)
             redis_itself.setrange("other", 1 << 25, b".")
-            redis_itself.config_set("maxmemory", int(redis_itself.info("memory")["used_memory"] / 0.97))
+            redis_itself.config_set("maxmemory", int(memory_of(pool._link)[0] / 0.97))
             with pytest.raises(PoolError, match="no room for new answers"):
                 client.open(tokenizer_digest=TOKENIZER)
             assert client.seal() == client.digest()
