@@ -76,8 +76,10 @@ class PoolHost:
             here = {
                 NODE_LABEL: ray.get_runtime_context().get_node_id()
             }  # which has the directory, and the password's file
-            actor = await cluster.place(PoolActor, name, ActorConfig(cpus=0, label_selector=here))
-            await call(actor.start.remote(place, deadline), "opening the pool", self._deadline)
+            config = ActorConfig(cpus=0, label_selector=here)
+            actor = await cluster.place(PoolActor, name, config)
+            longest = max(self._deadline, config.start_deadline_s)  # an embedded Redis may have much to load
+            await call(actor.start.remote(place, deadline), "opening the pool", longest)
             return actor
 
         self._actor = Supervised(name, start, restarts=3, heartbeat_timeout_s=deadline, report=cluster.report)

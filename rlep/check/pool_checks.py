@@ -21,7 +21,7 @@ from rlep.engines.tokenizer import Tokenizer
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary, version_of
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.places import connected, on_server, served
-from rlep.services.pool.storage.checks import check_server
+from rlep.services.pool.storage.checks import check_room, check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
 from rlep.services.pool.values import PoolStats
 
@@ -78,7 +78,8 @@ def check_place(config: Config) -> None:
                 server.names()
         elif url is not None:
             with closing(until_deadline("connecting", lambda: connect(url), deadline=config.pool.deadline_s)) as client:
-                check_server(RetryingRedis(client), allow_volatile=False, read_only=False)
+                check_server(RetryingRedis(client))
+                check_room(RetryingRedis(client))
         elif pool_exists(config):
             with EmbeddedRedis(directory):  # a damaged file is found here
                 pass

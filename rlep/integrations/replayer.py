@@ -39,7 +39,7 @@ from rlep.methods.replay_method import ReplayMethod
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.storage.scan import trajectory_of
-from rlep.services.pool.values import UNCAPPED, PoolStats
+from rlep.services.pool.values import OTHERS, UNCAPPED, PoolStats
 
 PAUSE_S = 60.0
 """After a call that a server did not answer: the time until the next one, and between two lines about it."""
@@ -328,14 +328,15 @@ class Replayer:
         """Remove what this run stored in the step at which it goes on, or later."""
         first, run, pool = self._first, self._origin.run, self._pool
         versions = [label.rpartition("@") for label in stats.by_policy]
-        if not any(name == run and int(version) >= first for name, _, version in versions):
+        own = any(name == run and int(version) >= first for name, _, version in versions)
+        if not own and OTHERS not in stats.by_policy:
             return
         lost: dict[str, list[str]] = {}
         for record in pool.records():
             member = trajectory_of(record)
             if self._birth(member) >= first:
                 lost.setdefault(member.prompt_id, []).append(member.content_id)
-        if not first and not self._restart:
+        if lost and not first and not self._restart:
             raise PoolError(
                 f"pool {pool.name} holds {counted(sum(map(len, lost.values())), 'response')} of an earlier start of run {run}, "
                 "and this one begins at step 0: resume from a checkpoint, name the run differently (run=…), or have them "

@@ -8,7 +8,6 @@ the run directory. A tracker that fails or hangs costs a warning, not the run (`
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import re
 import secrets
@@ -21,8 +20,6 @@ from rlep.core.errors import ConfigError
 from rlep.core.files import write_whole
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.tracker_servers import ANSWER_S, check_answers, impatient, without_user
-
-log = logging.getLogger(__name__)
 
 PACKAGES = {"tensorboard": ("tensorboard", "2."), "wandb": ("wandb", "0."), "mlflow": ("mlflow-skinny", "3.")}
 """Sink → the package that it needs, as rlep's extra of that name has it, and how the version it was tested with begins."""
@@ -139,21 +136,21 @@ class MlflowTracker:
             ) from None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """All values of the step, in requests of at most ``BATCH``."""
+        """All values of the step, in requests of at most ``BATCH``. Raises ``MlflowException`` where the server refuses them."""
         now = int(time.time() * 1000)
         rows = [self._metric(mlflow_name(name), value, now, step) for name, value in metrics.items()]
         try:
             for start in range(0, len(rows), BATCH):
                 self._client.log_batch(self._run_id, metrics=rows[start : start + BATCH])
-        except self._failure as error:
-            log.warning("MLflow refused the metrics of step %d: %s", step, self._discreet(str(error)))
+        except (self._failure, OSError) as error:
+            raise self._failure(self._discreet(str(error))) from None
 
     def close(self) -> None:
         """Mark the run as finished."""
         try:
             self._client.set_terminated(self._run_id)
-        except self._failure as error:
-            log.warning("MLflow run %s could not be finished: %s", self._run_id, self._discreet(str(error)))
+        except (self._failure, OSError) as error:
+            raise self._failure(f"run {self._run_id}: {self._discreet(str(error))}") from None
 
     def _discreet(self, text: str) -> str:
         """Return a text without the server's user and password."""

@@ -156,7 +156,7 @@ def read_arm(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] =
         if not phase.directory.exists():
             raise DataError(f"{phase.directory}: not run yet")
         run = load_run(phase.directory, taken=set())
-        made = run.table.steps[-1] + 1 if len(run.table) else 0
+        made = run.table.made
         last = compute_at(run.table, made)
         if last is None:
             raise DataError(f"{phase.directory}: metrics.jsonl has no compute/… after step {made}")

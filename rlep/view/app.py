@@ -26,7 +26,7 @@ from rlep.view.compare_page import compare
 from rlep.view.gate import Gate
 from rlep.view.pool_places import PoolPlaces
 from rlep.view.prompt_page import prompt
-from rlep.view.run_files import RunPlace, find_runs, find_studies
+from rlep.view.run_files import RunPlace, find_runs, find_studies, newest
 from rlep.view.run_page import RunQuery, overview, run
 from rlep.view.state import mark_of
 from rlep.view.study_pages import studies, study
@@ -90,7 +90,8 @@ class Console:
         runs = self._runs()
         chosen = [runs[name] for name in request.query_params.getlist("run")[:6] if name in runs]
         over, metrics = request.query_params.get("over", "steps"), _metrics_in(request)
-        return compare(chosen, list(runs), over, metrics, look_of(request))
+        names = [place.name for place in newest([*runs.values()])]
+        return compare(chosen, names, over, metrics, look_of(request))
 
     def _run(self, request: Request) -> str:
         place = self._place(request)

@@ -80,7 +80,9 @@ class Gate:
         path = request.url.path if _ONWARD.fullmatch(request.url.path) else "/"
         others = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != TOKEN])
         answer = RedirectResponse(f"{path}?{others}" if others else path, 303)
-        answer.set_cookie(self.cookie, self._secret, httponly=True, samesite="strict")
+        # Not strict: the redirect of an address that was clicked on another site's page would come without it. What lax adds
+        # are navigations, which that site cannot read and which change nothing.
+        answer.set_cookie(self.cookie, self._secret, httponly=True, samesite="lax")
         return answer
 
 

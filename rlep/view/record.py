@@ -137,7 +137,7 @@ def compute_of_line(numbers: Mapping[str, float]) -> float | None:
 def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
     """The record of one directory; the first run without replays is the baseline, the first with replays is RLEP."""
     place = RunPlace(directory.name, directory)
-    table, notes = read_steps(place)
+    table, notes = read_steps(place, whole=True)
     config, config_notes = read_json(place, "config.json", MOST_BYTES)
     manifest, manifest_notes = read_json(place, "manifest.json", MOST_BYTES)
     evaluations, evaluation_notes = read_evaluations(place)

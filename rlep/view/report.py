@@ -158,7 +158,7 @@ def status(records: Sequence[RunRecord]) -> list[str]:
     for run in records:
         if run.role != "collection" and not run.finished:
             planned = f" of {run.planned_steps}" if run.planned_steps else ""
-            notes.append(f"{run.label}: in progress or interrupted, {len(run.table)}{planned} steps on record")
+            notes.append(f"{run.label}: in progress or interrupted, {run.table.made}{planned} steps on record")
         notes += [f"{run.label}: {note}" for note in run.notes]
     return notes
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ STUDY_MARKS = ("plan.json", "study.json")
 DEPTH = 3
 """Levels below a given directory that are searched for runs."""
 MOST_RUNS = 2000
+"""Runs, or studies, in a list."""
 MOST_BYTES = 32 * 2**20
 """Of a JSON Lines file: the end of a longer one is read. Also of all that are kept in memory."""
 TAIL_BYTES = 2**16
@@ -94,9 +96,24 @@ def _found(directories: Sequence[Path], marks: Sequence[str]) -> dict[str, RunPl
             while name in found:
                 name, number = f"{base}~{number}", number + 1
             found[name] = RunPlace(name, directory)
-            if len(found) >= MOST_RUNS:
-                return found
     return found
+
+
+def newest(places: Sequence[RunPlace]) -> list[RunPlace]:
+    """The ``MOST_RUNS`` of them that changed last, in their order."""
+    if len(places) <= MOST_RUNS:
+        return list(places)
+    kept = {place.name for place in sorted(places, key=_changed, reverse=True)[:MOST_RUNS]}
+    return [place for place in places if place.name in kept]
+
+
+def _changed(place: RunPlace) -> int:
+    """When its marks did, in nanoseconds."""
+    times = [0]
+    for name in (*MARKS, *STUDY_MARKS):
+        with suppress(OSError):
+            times.append(os.lstat(place.directory / name).st_mtime_ns)
+    return max(times)
 
 
 def _below(directory: Path, depth: int, marks: Sequence[str]) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from rlep.view import rollouts
 from rlep.view.charts import STEP, Axis, ChartLook, Curve, Drawing, line_chart
 from rlep.view.record import MOST_SOURCES, PHASES, EvaluationPoint, by_source, headline_source, read_evaluations
 from rlep.view.run_charts import evaluation_curve, group_charts, metric_chart, replay_share, seconds_chart
-from rlep.view.run_files import RunPlace, StepLine, number_of, read_json, read_tail
+from rlep.view.run_files import RunPlace, StepLine, newest, number_of, read_json, read_tail
 from rlep.view.state import RunLine, flat, summaries_of, summary_of
 from rlep.view.steps import StepTable, read_steps
 from rlep.view.templating import rendered, shown
@@ -102,7 +102,12 @@ class Now:
 
 def overview(runs: Sequence[RunPlace], q: str = "", state: str = "") -> str:
     """The list of runs, the last changed first; of those with ``q`` in name or command, in a state."""
-    found, notes = summaries_of(runs)
+    listed = newest(runs)
+    found, notes = summaries_of(listed)
+    if len(listed) < len(runs):
+        notes.insert(
+            0, f"{len(runs)} runs are here; listed are the {len(listed)} that changed last. Others open at /runs/NAME"
+        )
     lines = sorted(found, key=lambda line: line.changed, reverse=True)
     chosen = [
         line

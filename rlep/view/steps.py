@@ -42,6 +42,11 @@ class StepTable:
     def __len__(self) -> int:
         return len(self.steps)
 
+    @property
+    def made(self) -> int:
+        """Steps that the run has made by the last line."""
+        return self.steps[-1] + 1 if self.steps else 0
+
     def points(self, name: str) -> tuple[tuple[float, float], ...]:
         """(step, value) of the steps that have one."""
         found = zip(self.steps, self.columns.get(name, ()), strict=False)
@@ -106,13 +111,19 @@ _KEPT: OrderedDict[Path, _Kept] = OrderedDict()
 _LOCK = threading.Lock()
 
 
-def read_steps(run: RunPlace) -> tuple[StepTable, tuple[str, ...]]:
-    """The numbers of ``metrics.jsonl``, and notes on what could not be read."""
+def read_steps(run: RunPlace, *, whole: bool = False) -> tuple[StepTable, tuple[str, ...]]:
+    """The numbers of ``metrics.jsonl``, and notes on what could not be read.
+
+    ``whole``: of a file larger than ``MOST_BYTES`` not only the end, read anew every time.
+    """
     name = "metrics.jsonl"
     try:
         path = run.file(name)
-        with path.open("rb") as file, _LOCK:
-            return _updated(path, file)
+        with path.open("rb") as file:
+            if whole:
+                return _whole(path, file)
+            with _LOCK:
+                return _updated(path, file)
     except FileNotFoundError:
         return StepTable(), (f"{name} is missing",)
     except (OSError, ValueError) as error:
@@ -127,20 +138,34 @@ def _updated(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
         file.seek(begin)
         begin += len(file.readline(LONGEST_LINE)) if begin else 0
         kept = _KEPT[path] = _Kept(inode, begin, begin)
-    file.seek(kept.end)
-    complete, newline, torn = file.read(size - kept.end).rpartition(b"\n")
-    for line in complete.split(b"\n") if complete else ():
-        found = _line_of(line)
-        added = found is not None and kept.table.append(found)
-        if line and not added:
-            kept.bad += 1
-    kept.end += len(complete) + len(newline)
+    torn = _read_on(kept, file, size - kept.end)
     file.seek(max(kept.begin, kept.end - _CHECKED))
     kept.last = file.read(kept.end - file.tell())
     _KEPT.move_to_end(path)
     while len(_KEPT) > 1 and sum(kept.cells for kept in _KEPT.values()) > MOST_CELLS:
         _KEPT.popitem(last=False)
     return kept.table, tuple(_notes(path.name, kept, torn=bool(torn)))
+
+
+def _whole(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
+    kept, end, torn = _Kept(0, 0, 0), -1, b""
+    while kept.end > end:
+        end = kept.end
+        torn = _read_on(kept, file, MOST_BYTES)
+    return kept.table, tuple(_notes(path.name, kept, torn=bool(torn)))
+
+
+def _read_on(kept: _Kept, file: BinaryIO, most: int) -> bytes:
+    """Take the lines that are complete within the next bytes; the bytes behind them."""
+    file.seek(kept.end)
+    complete, newline, torn = file.read(most).rpartition(b"\n")
+    for line in complete.split(b"\n") if complete else ():
+        found = _line_of(line)
+        added = found is not None and kept.table.append(found)
+        if line and not added:
+            kept.bad += 1
+    kept.end += len(complete) + len(newline)
+    return torn
 
 
 def _goes_on(kept: _Kept, file: BinaryIO, size: int, inode: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlep.view.charts import Axis, Curve, Drawing, line_chart
-from rlep.view.run_files import MOST_BYTES, RunPlace, list_of, number_of, read_json, section_of
+from rlep.view.run_files import MOST_BYTES, RunPlace, list_of, newest, number_of, read_json, section_of
 from rlep.view.state import summaries_of
 from rlep.view.study_tables import arm_rows, comparison_rows, notes_of, tuning_rows
 from rlep.view.templating import as_file, rendered
@@ -32,7 +32,7 @@ class StudyLine:
 
 def studies(places: Sequence[RunPlace]) -> str:
     """The list of studies."""
-    return rendered("studies.html", studies=[_line(place) for place in places])
+    return rendered("studies.html", studies=[_line(place) for place in newest(places)], total=len(places))
 
 
 def study(place: RunPlace, runs: Sequence[RunPlace]) -> str:

@@ -180,7 +180,7 @@ def run_summary(record: RunRecord, source: str | None) -> RunSummary:
         label=record.label,
         role=record.role,
         group="" if record.fresh is None else f"{record.fresh} + {record.replays}",
-        steps=len(record.table),
+        steps=record.table.made,
         planned_steps=record.planned_steps,
         finished=record.finished,
         start=points[0].avg if points else None,

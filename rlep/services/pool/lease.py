@@ -12,6 +12,8 @@ from rlep.core.errors import DeadlineExceeded, PoolError
 
 LEASE_S = 30.0
 """How long a holder that does not renew its lease keeps it; renewed after a third of that."""
+LONGEST_LEASE_S = 10 * LEASE_S
+"""Longest that a server grants: nobody waits longer for a holder that has died."""
 _POLL_S = 0.25
 _LONGEST_JOIN_S = 5.0
 _log = logging.getLogger(__name__)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
 from rlep.core.types import OVER_CAP, QUARANTINED, AddReport, Trajectory, beyond_vocabulary
-from rlep.services.pool.storage.checks import check_server, memory_of
+from rlep.services.pool.storage.checks import check_room, check_server, memory_of
 from rlep.services.pool.storage.codec import encode, name_of, raw_id
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
 from rlep.services.pool.storage.draw import Drawn, Index
@@ -20,6 +21,8 @@ from rlep.services.pool.values import (
     DEFAULT_CAP,
     DEFAULT_MINIMUM,
     DEFAULT_OPTIONS,
+    LONGEST_LABEL,
+    OTHERS,
     PoolOptions,
     PoolStats,
     held_verdict,
@@ -27,6 +30,8 @@ from rlep.services.pool.values import (
 
 _RECORDS_A_CALL = 512
 _COVERAGE = (1, 2, 4, 8)
+_LISTED_BYTES = 4 << 20
+"""Most bytes of JSON that statistics list of policies, and of verifiers: both fit a message of the server."""
 
 
 class Pool:
@@ -81,6 +86,8 @@ class Pool:
             client = server
         link = RetryingRedis(client, deadline=options.deadline)
         check_server(link, allow_volatile=options.allow_volatile, read_only=options.read_only)
+        if not options.read_only and not options.may_be_full:
+            check_room(link)
         store = Store(link, name)
         meta = _opened(store, tokenizer_digest, options)
         if options.writer_epoch is not None and not options.read_only and not meta.digest:
@@ -251,8 +258,8 @@ class Pool:
             trajectories=sum(label.records for label in labels.values()),
             bytes=sum(label.bytes for label in labels.values()),
             questions_with={n: self._index.questions_with(n) for n in _COVERAGE},
-            by_policy={name: held for name, held in sorted(by_policy.items()) if held},
-            by_verifier={name: held for name, held in sorted(by_verifier.items()) if held},
+            by_policy=_listed(by_policy),
+            by_verifier=_listed(by_verifier),
             sealed=self._sealed,
             tokenizer_digest=self.tokenizer_digest,
             cap=self.cap,
@@ -298,12 +305,30 @@ class Pool:
 
 
 def entry_of(trajectory: Trajectory, record: bytes) -> NewRecord:
-    """Return what the store takes of a trajectory and its record."""
+    """Return what the store takes of a trajectory and its record. Raises ``RecordRefused`` for a name that is too long."""
     provenance, verdict = trajectory.provenance, trajectory.verdict
-    policy = f"{provenance.policy_digest}@{provenance.policy_version}"
+    policy, verifier = (
+        f"{provenance.policy_digest}@{provenance.policy_version}",
+        f"{verdict.verifier}@{verdict.version}",
+    )
+    if (longest := max(len(policy), len(verifier))) > LONGEST_LABEL:
+        raise RecordRefused(f"its policy or verifier has a name of {longest} characters; at most {LONGEST_LABEL}")
     # A line break parts the two when they are counted: see ``stats``.
-    label = "\n".join(part.replace("\n", " ") for part in (policy, f"{verdict.verifier}@{verdict.version}"))
+    label = "\n".join(part.replace("\n", " ") for part in (policy, verifier))
     return NewRecord(trajectory.prompt_id, bytes.fromhex(trajectory.content_id), label, record)
+
+
+def _listed(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the names with most records that fit a reply, in ascending order, and the sum of the others."""
+    listed: dict[str, int] = {}
+    others, room = 0, _LISTED_BYTES
+    for name, held in sorted(counts.items(), key=lambda item: -item[1]):
+        room -= len(json.dumps({name: held}))
+        if room >= 0 and held:
+            listed[name] = held
+        else:
+            others += held
+    return dict(sorted(listed.items())) | ({OTHERS: others} if others else {})
 
 
 def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:

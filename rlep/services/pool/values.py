@@ -26,6 +26,13 @@ FAILURES = ".failures"
 """Ends the name of a pool of wrong answers: it serves the paper's ablation and nothing else."""
 
 
+LONGEST_LABEL = 4096
+"""Most characters of a policy's ``digest@version`` and of a verifier's ``name@version``."""
+
+OTHERS = "others"
+"""Name under which statistics count what they have no room to list; every other one has an ``@``."""
+
+
 def held_verdict(name: str) -> Literal["correct", "wrong"]:
     """The verdict of what a pool of this name takes."""
     return "wrong" if name.endswith(FAILURES) else "correct"
@@ -41,9 +48,9 @@ class PoolStats:
     questions_with: Mapping[int, int]
     """n -> prompts with at least n trajectories, for n = 1, 2, 4, 8."""
     by_policy: Mapping[str, int]
-    """``digest@version`` of the policy -> trajectories."""
+    """``digest@version`` of the policy -> trajectories. Those with most of them, up to 4 MiB; then ``OTHERS`` counts the rest."""
     by_verifier: Mapping[str, int]
-    """``name@version`` of the verifier -> trajectories."""
+    """``name@version`` of the verifier -> trajectories, likewise."""
     sealed: str | None
     """The digest of a sealed pool."""
     tokenizer_digest: str = ""
@@ -95,6 +102,8 @@ class PoolOptions:
     """Never writes; the pool must exist, unless ``may_be_missing``."""
     may_be_missing: bool = False
     """A reader takes a pool that is not there for an empty one, whose tokenizer is the empty string."""
+    may_be_full: bool = False
+    """A writer takes a Redis without room for records, too: to remove and to seal."""
     writer: str = "main"
     """Names a writer whose incarnations fence each other, e.g. the run."""
     writer_epoch: int | None = None

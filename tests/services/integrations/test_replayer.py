@@ -18,6 +18,7 @@ from rlep.core.types import prompt_id_of
 from rlep.integrations import replayer as replayer_module
 from rlep.integrations.replayer import REWARD, Origin, Replayer, Row
 from rlep.integrations.rule import replay_rule
+from rlep.services.pool import pool as pool_module
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.pool_process import pool_process
 from tests.services.pool.pool_servers import reserved_address
@@ -112,7 +113,12 @@ def test_a_resumed_run_finds_the_pool_of_its_step_again(pool_of: OpenPool) -> No
     assert pool.stats().by_policy == {"run@0": 2, "run@1": 1, "run@2": 1}
 
 
-def test_an_earlier_start_is_not_taken_for_this_one(pool_of: OpenPool) -> None:
+@pytest.mark.parametrize("listed_bytes", [1 << 22, 0])
+def test_an_earlier_start_is_not_taken_for_this_one(
+    pool_of: OpenPool, monkeypatch: pytest.MonkeyPatch, listed_bytes: int
+) -> None:
+    """Also where the pool has so many runs that its statistics do not list this one."""
+    monkeypatch.setattr(pool_module, "_LISTED_BYTES", listed_bytes)
     with pool_of() as pool:
         born(replayer(pool), 0, [row(1), row(2, prompt=B)])
     with (

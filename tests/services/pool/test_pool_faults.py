@@ -15,11 +15,15 @@ import psutil
 import pytest
 import redis
 
+from rlep import PoolClient
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.types import Trajectory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.checks import memory_of
 from rlep.services.pool.values import PoolOptions
+from tests.services.pool.pool_servers import serving
+from tests.services.pool.tcp_proxy import proxied
 from tests.waiting import wait_until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -153,6 +157,30 @@ def test_a_full_redis_refuses_writes_by_name_and_goes_on_reading(
         assert pool.stats().trajectories == 2
 
 
+def test_a_full_redis_is_served_and_room_can_be_made_in_it(
+    server: EmbeddedRedis, trajectory: MakeTrajectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_pool(server) as pool:
+        redis_itself = pool._link.client
+        pool.add([trajectory("q0", [number]) for number in range(4)])
+        redis_itself.config_set("maxmemory", 1000)
+        with serving(server) as running, PoolClient(running.address, pool="pool") as client:
+            assert "no room for new answers" in caplog.text
+            first, second, *_ = client.content_ids("q0")
+            assert client.remove("q0", [first]) == 1
+            assert client.remove("q0", [second], quarantine=True) == 1
+            stats = client.stats()
+            assert (stats.trajectories, stats.quarantined, stats.by_policy) == (2, 1, {"policy@3": 2})
+            assert client.remove("q0", [second], quarantined=True) == 1
+            # Large, so that what connections take does not matter: from 97 % on nobody begins to add.
+            redis_itself.config_set("maxmemory", 0)
+            redis_itself.setrange("other", 1 << 25, b".")
+            redis_itself.config_set("maxmemory", int(memory_of(pool._link)[0] / 0.97))
+            with pytest.raises(PoolError, match="no room for new answers"):
+                client.open(tokenizer_digest=TOKENIZER)
+            assert client.seal() == client.digest()
+
+
 def test_room_given_within_the_deadline_lets_the_write_through(
     server: EmbeddedRedis, trajectory: MakeTrajectory
 ) -> None:
@@ -176,6 +204,29 @@ def test_room_given_within_the_deadline_lets_the_write_through(
         relief.start()
         assert pool.add([trajectory()]).inserted == 1
         relief.join()
+
+
+@pytest.mark.parametrize("opened_again", [False, True])
+def test_after_a_failover_behind_one_address_the_new_primary_is_written(
+    binary: Path, tmp_path: Path, trajectory: MakeTrajectory, opened_again: bool
+) -> None:
+    """Connections to the primary of before stay open: it has become a replica, and says so."""
+    places = [tmp_path / name for name in "ab"]
+    for place in places:
+        place.mkdir()
+    with (
+        bare_server(binary, places[0]) as (_, first),
+        bare_server(binary, places[1]) as (_, second),
+        proxied(str(places[0] / "s")) as proxy,
+        pool_at(first) as demoted,
+        pool_at(second) as promoted,
+        pool_at(f"redis://{proxy.address}") as pool,
+    ):
+        demoted._link.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        proxy.target = str(places[1] / "s")
+        if opened_again:
+            Pool.open(pool._link.client, "pool", tokenizer_digest=TOKENIZER)
+        assert pool.add([trajectory()]).inserted == promoted.stats().trajectories == 1
 
 
 @pytest.mark.parametrize(

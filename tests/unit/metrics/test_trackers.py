@@ -16,6 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlep.core.errors import ConfigError
+from rlep.metrics.delivery import Delivery
 from rlep.metrics.tracker_servers import check_answers
 from rlep.metrics.trackers import BATCH, PACKAGES, TensorBoardTracker, mlflow_name, open_trackers
 from tests.unit.actors.web_answers import served_by
@@ -142,6 +143,33 @@ def test_mlflow_continues_a_run_where_it_ended(tmp_path: Path, monkeypatch: pyte
     experiment = MlflowClient().get_experiment_by_name("p")
     assert experiment is not None
     assert [found.info.run_name for found in MlflowClient().search_runs([experiment.experiment_id])] == ["n"]
+
+
+def test_what_mlflow_refuses_is_counted_and_tells_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    def refused(*_: object, **__: object) -> None:
+        raise MlflowException("http://me:s3cret@mlflow says no")
+
+    (tracker,) = open_trackers(["mlflow"], directory=tmp_path, project="p", name="n")
+    monkeypatch.setattr(tracker, "_server", "http://me:s3cret@mlflow")
+    for name in ("log_batch", "set_terminated"):
+        monkeypatch.setattr(MlflowClient, name, refused)
+    delivery = Delivery(tracker)
+    for step in (3, 4):
+        delivery.log(step, {"m": 1.0})
+    delivery.close()
+    assert delivery.dropped == 2
+    run = (tmp_path / "mlflow.id").read_text()
+    assert [record.getMessage() for record in caplog.records if record.name == "rlep.metrics.delivery"] == [
+        "MlflowTracker refused step 3: MlflowException: http://mlflow says no",
+        f"MlflowTracker could not be closed: MlflowException: run {run}: http://mlflow says no",
+    ]
 
 
 def test_wandb_continues_a_run_under_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from rlep.metrics.logs import EventLog
-from rlep.view import state
+from rlep.view import run_files, state
 from rlep.view.run_files import RunPlace, find_runs
 from rlep.view.run_page import overview
 from rlep.view.state import LATEST_S, STEPS_A_CHANGE, complete_mark, mark_of, summary_of
+from tests.unit.view.console_scene import client_of
+from tests.unit.view.page_checks import page
 
 
 def written(run: Path, name: str, *lines: object, age_s: float = 0.0) -> None:
@@ -110,3 +112,22 @@ def test_what_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pyte
     assert summary_of(place).label == "a"
     (tmp_path / "config.json").write_text('{"run": {"name": "second", "steps": "8"}}')
     assert (summary_of(place).label, summary_of(place).planned) == ("second", None)
+
+
+def test_of_many_runs_and_studies_the_newest_are_listed_and_all_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "MOST_RUNS", 2)
+    for name, changed in (("a", 1000), ("b", 4000), ("c", 3000), ("d", 2000)):
+        for kind, mark in (("run", "events.jsonl"), ("study", "plan.json")):
+            directory = tmp_path / "all" / f"{kind}-{name}"
+            directory.mkdir(parents=True)
+            (directory / mark).write_text("{}\n")
+            os.utime(directory / mark, (changed, changed))
+    client = client_of(tmp_path / "all")
+    for path, kind, what in (("/", "run", "runs"), ("/studies", "study", "studies")):
+        text = page(client, path)
+        listed = [name for name in "abcd" if f"all~{kind}-{name}<" in text]
+        assert listed == ["b", "c"], text
+        assert f"4 {what} are here; listed are the 2 that changed last. Others open at /{what}/NAME" in text
+        assert client.get(f"/{what}/all~{kind}-a").status_code == 200

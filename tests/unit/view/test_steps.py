@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlep.view import steps
+from rlep.view.record import load_run
 from rlep.view.run_files import RunPlace, number_of, read_tail
 from rlep.view.steps import fields_of, read_steps
 
@@ -83,13 +84,16 @@ def test_what_is_no_line_of_a_step_is_counted(place: RunPlace) -> None:
     assert (found[:2], [number_of(found[2][name]) for name in ("a", "b")]) == ((8, 0.0), [None, 1.0])
 
 
-def test_of_a_large_file_the_end_is_read(place: RunPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_file_the_end_is_read_unless_all_is_wanted(place: RunPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     one = len(line(1000, {"a": 1.0}))
     monkeypatch.setattr(steps, "MOST_BYTES", 10 * one + 5)
     written(place, "".join(line(1000 + step, {"a": 1.0}) for step in range(50)))
     table, notes = read_steps(place)
     assert list(table.steps) == list(range(1040, 1050))
     assert notes == (f"metrics.jsonl is larger than {10 * one + 5} bytes: its end is shown",)
+    table, notes = read_steps(place, whole=True)
+    assert (list(table.steps), table.made, notes) == (list(range(1000, 1050)), 1050, ())
+    assert len(load_run(place.directory, taken=set()).table) == 50  # of reports and studies
     for step in range(50, 90):
         written(place, line(1000 + step, {"a": 1.0}))
         table, _ = read_steps(place)

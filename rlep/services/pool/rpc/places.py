@@ -70,7 +70,8 @@ def hosted(place: PoolPlace, *, deadline: float = 30.0) -> Iterator[None]:
 
     Args:
         place: a Redis needs ``socket``.
-        deadline: seconds for one operation on Redis; the start of an embedded one may take 60 s.
+        deadline: seconds for one operation on Redis; an embedded one may be silent for 60 s at its start,
+            and load for as long as it has data.
 
     Raises:
         ConfigError: the place or what serves it cannot be used.

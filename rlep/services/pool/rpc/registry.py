@@ -74,7 +74,11 @@ class PoolRegistry:
             vocabulary = meta.vocabulary if meta and meta.vocabulary else new
             _check_epoch(writer, store.newest_epoch(writer.name) if meta else 0)
             options = PoolOptions(
-                writer=writer.name, writer_epoch=writer.epoch, deadline=self.deadline, vocabulary=vocabulary
+                may_be_full=stated is None,  # what does not add is what makes room
+                writer=writer.name,
+                writer_epoch=writer.epoch,
+                deadline=self.deadline,
+                vocabulary=vocabulary,
             )
             return self._open_one(name, digest, options)
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_reflection.v1alpha import reflection
 
-from rlep.core.errors import ConfigError, RlepError
+from rlep.core.errors import ConfigError, PoolError, RlepError
 from rlep.core.heap import keep_freed_memory
 from rlep.services.pool.rpc.access import Tokens, is_local
 from rlep.services.pool.rpc.gatekeeper import Gatekeeper
@@ -24,7 +24,7 @@ from rlep.services.pool.rpc.service import PoolServicer
 from rlep.services.pool.rpc.tls import ServerTls
 from rlep.services.pool.rpc.watched_health import WatchedHealth
 from rlep.services.pool.rpc.wire import MESSAGE_BYTES, SERVICE
-from rlep.services.pool.storage.checks import check_server
+from rlep.services.pool.storage.checks import check_room, check_server
 from rlep.services.pool.storage.connection import Client, RetryingRedis
 
 GRACE = 5.0
@@ -39,6 +39,9 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared with whoever has it
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Clients ping every 10 s, also between calls; one that pings more often than this is cut off.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 
 _log = logging.getLogger(__name__)
@@ -59,7 +62,7 @@ class ServerOptions:
     deadline: float = 20.0
     """Seconds for one operation on Redis; shorter than a client's, so that it hears the reason."""
     strict: bool = True
-    """Refuse a Redis that takes no writes now. False: readers are served, and whoever writes is told."""
+    """Refuse a Redis that is not set up for a writer. False: readers are served, and whoever writes is told."""
 
 
 class PoolServer:
@@ -73,7 +76,12 @@ class PoolServer:
                 f"{options.listen} can be reached from other machines: it needs a token file and TLS "
                 "(--token-file, --tls-cert, --tls-key); without them listen on 127.0.0.1"
             )
-        check_server(RetryingRedis(client, deadline=options.deadline), read_only=not options.strict)
+        link = RetryingRedis(client, deadline=options.deadline)
+        check_server(link, read_only=not options.strict)
+        try:
+            check_room(link)
+        except PoolError as error:  # it serves readers, and those who make room
+            _log.warning("%s. Until then nothing is added", error)
         keep_freed_memory()
         self._client = client
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pool-call")

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused, RlepError
 from rlep.core.types import AddReport, Trajectory
+from rlep.services.pool.lease import LONGEST_LEASE_S
 from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.rpc.access import Caller, Role
 from rlep.services.pool.rpc.gatekeeper import Context, Gatekeeper, Refused, end, refuse
@@ -133,6 +134,10 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
     def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseReply:
         with self._admitting(context) as caller:
             name = self._allowed(caller, request.pool, Role.APPEND)
+            if not 0 <= request.milliseconds <= 1000 * LONGEST_LEASE_S:
+                raise ConfigError(
+                    f"a lease of {request.milliseconds / 1000:g} s: at most {LONGEST_LEASE_S:g} s, renewed before it ends"
+                )
             holder, seconds = self._registry.lease(name, request.holder, request.milliseconds / 1000) or ("", 0.0)
             return pb.LeaseReply(holder=holder, milliseconds=int(1000 * seconds))
 

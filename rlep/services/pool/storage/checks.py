@@ -14,7 +14,7 @@ from rlep.services.pool.storage.connection import Client, RetryingRedis
 OLDEST = (6, 2)
 """Oldest server whose commands suffice."""
 HEADROOM = 0.95
-"""Share of maxmemory from which on a writer is not even started."""
+"""Share of maxmemory from which on nobody even begins to add."""
 
 Info = Mapping[str, Any]
 
@@ -25,13 +25,27 @@ def check_server(link: RetryingRedis, *, allow_volatile: bool = False, read_only
     ``allow_volatile`` accepts one without append-only file. A reader accepts what only a writer needs.
     """
     info = _info(link)
+    if not read_only and _is_replica(info):
+        link.reconnect()
+        info = _info(link)
     _check_version(info)
     _check_eviction(info, link)
     if not read_only:
         _check_role(info)
-        _check_memory(info)
         if not allow_volatile:
             _check_persistence(info)
+
+
+def check_room(link: RetryingRedis) -> None:
+    """Refuse a Redis whose memory or disk has no room for records now: ``PoolError``. Readers and removals do not need it."""
+    info = _info(link)
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if limit and used > HEADROOM * limit:
+        raise PoolError(
+            f"Redis uses {used >> 20} of {limit >> 20} MiB: no room for new answers. Raise maxmemory or prune a pool"
+        )
+    if info.get("aof_last_write_status", "ok") != "ok":
+        raise PoolError("Redis cannot write its append-only file: free disk space where its data lies")
 
 
 def memory_of(link: RetryingRedis) -> tuple[int, int]:
@@ -79,8 +93,12 @@ def _configured(link: RetryingRedis, name: str) -> str:
         return "unknown"
 
 
+def _is_replica(info: Info) -> bool:
+    return info.get("role") not in ("master", None)
+
+
 def _check_role(info: Info) -> None:
-    if info.get("role") not in ("master", None):
+    if _is_replica(info):
         raise PoolError(f"Redis is a {info['role']}, which takes no writes: give the primary's address")
 
 
@@ -89,14 +107,4 @@ def _check_persistence(info: Info) -> None:
         raise PoolError(
             "Redis keeps no append-only file, so a crash would lose acknowledged answers: set appendonly yes and "
             "appendfsync everysec"
-        )
-    if info.get("aof_last_write_status", "ok") != "ok":
-        raise PoolError("Redis cannot write its append-only file: free disk space where its data lies")
-
-
-def _check_memory(info: Info) -> None:
-    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-    if limit and used > HEADROOM * limit:
-        raise PoolError(
-            f"Redis uses {used >> 20} of {limit >> 20} MiB: no room for new answers. Raise maxmemory or prune a pool"
         )

@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 _PASSING = {
     "LOADING", "READONLY", "OOM", "MISCONF", "NOSCRIPT", "MASTERDOWN", "BUSY", "NOREPLICAS", "UNWRITTEN",
 }  # fmt: skip
+_DEMOTED = {"READONLY", "MASTERDOWN"}
+"""What a primary of before says after a failover, on connections that are open still."""
 # redis-py takes the code off these.
 _CODES: dict[type[RedisError], str] = {
     exceptions.BusyLoadingError: "LOADING",
@@ -134,7 +136,20 @@ class RetryingRedis:
 
         Raises ``DeadlineExceeded`` when Redis did not reply in time, ``PoolError`` when it refused to the end.
         """
-        return until_deadline(what, operation, deadline=self.deadline)
+
+        def attempt() -> T:
+            try:
+                return operation()
+            except RedisError as error:
+                if _code(error) in _DEMOTED:
+                    self.reconnect()
+                raise
+
+        return until_deadline(what, attempt, deadline=self.deadline)
+
+    def reconnect(self) -> None:
+        """Close the connections that nobody uses now: behind the address another server may be the primary by now."""
+        self.client.connection_pool.disconnect(inuse_connections=False)
 
     def one(self, what: str, *command: Any) -> Any:
         """The reply to one reading command."""

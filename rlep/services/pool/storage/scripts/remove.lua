@@ -9,6 +9,8 @@ for at = 4, #ARGV do
   local id = ARGV[at]
   local value = redis.call('HGET', key, id)
   if value then
+    -- First: a full Redis refuses a script's first write unless it takes something away, and then lets the others pass.
+    redis.call('HDEL', key, id)
     if ARGV[2] == 'quarantine' then
       redis.call('HSET', aside, id, value)
       redis.call('HSET', state, 'aside', 1)
@@ -16,7 +18,6 @@ for at = 4, #ARGV do
     local label = struct.unpack('<I4', value)
     redis.call('HINCRBY', totals, 'n:' .. label, -1)
     redis.call('HINCRBY', totals, 'b:' .. label, -#value)
-    redis.call('HDEL', key, id)
     removed = removed + 1
   end
 end
