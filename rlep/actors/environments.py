@@ -122,7 +122,6 @@ class EnvironmentReplica(WorkerReplica):
         self._over: list[int] = []
         """Episodes that have ended since the last message."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reviving: asyncio.Task[None] | None = None
         self._open, self._since = 0, 0.0
         """Calls that are not answered, and the time since when there are some."""
 
@@ -141,12 +140,6 @@ class EnvironmentReplica(WorkerReplica):
         asked.answer.add_done_callback(self._answered)
         self._unsent.append(asked)
         return asked.answer
-
-    async def leave(self, grace_s: float) -> None:
-        """Let its episodes end, for ``grace_s`` seconds at most; those that are left are crashed."""
-        if self._reviving is not None:
-            self._reviving.cancel()
-        await super().leave(grace_s)
 
     async def close(self) -> None:
         """End it with the run."""
@@ -208,32 +201,20 @@ class EnvironmentReplica(WorkerReplica):
                     (),
                 )
         except (RlepError, RayError) as error:
-            self._lose(handle, error)
+            self.lose(handle, error)
             self._fail(calls)
         finally:
             for asked in calls:
                 asked.answer.cancel()
 
-    def _lose(self, handle: ActorHandle[Any], error: BaseException) -> None:
+    def lose(self, handle: ActorHandle[Any], error: BaseException) -> None:
         """Take an actor that is dead or silent out of service, with its episodes, and start another."""
         if handle is not self.actor.living:
             return
-        self.actor.replace(handle, error)
+        super().lose(handle, error)
         unsent, self._unsent = self._unsent, []
         self._fail(unsent)
         self.busy = 0
-        if self.state != "leaving":
-            self.state = "placing"
-            self._reviving = self._spawn(self._revive())
-        self.parts.freed.tell()
-
-    async def _revive(self) -> None:
-        while not self.out_of_restarts:
-            with suppress(RlepError, RayError):  # it costs a restart
-                await self.actor.handle()
-                self.state = "serving"
-                break
-        self.parts.freed.tell()
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,12 @@ def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, 
             return str(client.submit_job(entrypoint=entrypoint, runtime_env=dict(runtime), submission_id=identity))
         except ValueError as error:
             raise ConfigError(f"{runtime['working_dir']} cannot be uploaded: {error}") from None
-        except (RuntimeError, OSError) as error:  # requests' errors are the latter
+        except (
+            RuntimeError,
+            OSError,
+        ) as error:  # requests' errors are the latter, and so is a file that cannot be read
+            if getattr(error, "filename", None) is not None:
+                raise
             if "already exists" in str(error):
                 return identity
             if any(part in str(error) for part in TOO_LARGE):
@@ -140,23 +145,35 @@ async def _follow(client: JobSubmissionClient, job: str, echo: Callable[[str], N
 
     A stream that ends or breaks before the job is begun anew. Raises ``DeadlineExceeded`` where the cluster does not answer.
     """
-    shown, answered = 0, time.monotonic()
+    shown = 0
+    away: float | None = None
+    """Since when the cluster has not answered."""
+    ended: JobStatus | None = None
     while True:
-        read = 0  # each stream begins with the first line
-        try:
-            async for text in client.tail_job_logs(job):
-                answered = time.monotonic()
+        stream, read, whole = client.tail_job_logs(job), 0, False  # each stream begins with the first line
+        while not whole:
+            try:
+                text = await anext(stream)
+            except StopAsyncIteration:
+                whole = True
+            except DROPPED:
+                break
+            else:
                 new, read = text[max(0, shown - read) :], read + len(text)
                 shown = max(shown, read)
                 if new:
                     echo(new.rstrip("\n"))
-            if (status := client.get_job_status(job)).is_terminal():
-                return status
-            answered = time.monotonic()
-        except BrokenPipeError:
-            raise  # nobody reads what it shows
+        if ended is not None:
+            return ended
+        try:
+            status, away = client.get_job_status(job), None
         except DROPPED as error:
-            if time.monotonic() - answered > FOLLOW_DEADLINE_S:
+            away = time.monotonic() if away is None else away
+            if time.monotonic() - away > FOLLOW_DEADLINE_S:
                 said = f"the cluster has not answered for {FOLLOW_DEADLINE_S:.0f} s: {str(error).rstrip('.')}"
                 raise DeadlineExceeded(said) from None
+        else:
+            if status.is_terminal() and whole:
+                return status
+            ended = status if status.is_terminal() else None  # its last lines, by one more stream
         await asyncio.sleep(FOLLOW_POLL_S)

@@ -11,9 +11,10 @@ import ray
 
 from rlep.actors.cluster import Cluster
 from rlep.actors.replicas import Changes
+from rlep.actors.supervised import watch_call
 from rlep.actors.worker_role import WorkerParts, WorkerReplica, WorkerRole
 from rlep.config.roles import VerifierConfig
-from rlep.core.errors import ActorLost, PlacementError
+from rlep.core.errors import ActorLost, DeadlineExceeded
 from rlep.core.types import Asked, Completion, Prompt, Verdict
 from rlep.services.verifier.grader import configured_verifier, limits_of
 
@@ -68,25 +69,25 @@ class VerifierPool(WorkerRole[WorkerReplica]):
     async def _grade(self, prompt: Prompt, part: Sequence[Completion]) -> list[Verdict]:
         texts = [prompt.opening + completion.text for completion in part]
         truncated = [completion.finish_reason == "length" for completion in part]
+        # Each response, of this call and of one before it, may last until its wall-clock limit.
+        deadline = 60 + self._limits.wall_seconds * math.ceil((BATCH + len(texts)) / self._limits.at_once)
         while True:
             replica = await self._free_replica(MOST_CALLS)
+            handle = replica.actor.living
+            assert handle is not None, "one that serves is there"
             try:
                 with self._parts.cluster.timeline.span(replica.name, "grade", len(part)):
-                    return await self._call(replica, prompt, texts, truncated)
-            except PlacementError:
-                continue  # it cost a restart: others are asked until this one has a place or no restart left
-            except ActorLost:
-                if replica.state != "leaving" and not replica.out_of_restarts:
-                    raise
+                    verdicts: list[Verdict] = await watch_call(
+                        handle,
+                        handle.grade.remote(prompt.reference, texts, truncated, prompt.asked),
+                        replica.name,
+                        "grade",
+                        deadline_s=deadline,
+                        heartbeat_timeout_s=self._parts.config.heartbeat_timeout_s,
+                    )
+                    return verdicts
+            except (ActorLost, DeadlineExceeded) as error:
+                replica.lose(handle, error)
             finally:
                 replica.busy -= 1
                 self._parts.freed.tell()
-
-    async def _call(
-        self, replica: WorkerReplica, prompt: Prompt, texts: list[str], truncated: list[bool]
-    ) -> list[Verdict]:
-        # Each response, of this call and of one before it, may last until its wall-clock limit.
-        deadline = 60 + self._limits.wall_seconds * math.ceil((BATCH + len(texts)) / self._limits.at_once)
-        given = prompt.reference, texts, truncated, prompt.asked
-        verdicts: list[Verdict] = await replica.actor.call("grade", *given, deadline_s=deadline)
-        return verdicts

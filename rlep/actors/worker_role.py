@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ray.actor import ActorClass, ActorHandle
+from ray.exceptions import RayError
 
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.replicas import ActorStatus, Changes, Replica, ReplicaSet, RoleStatus, State
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import WorkerRoleConfig
-from rlep.core.errors import ActorLost
+from rlep.core.errors import ActorLost, RlepError
 from rlep.core.plural import counted
 
 
@@ -47,6 +48,7 @@ class WorkerReplica(Replica):
         """Calls or episodes it holds."""
         self.told: Any = None
         """Answer of the actor's ``start``."""
+        self._reviving: asyncio.Task[None] | None = None
         self.actor = Supervised(
             name,
             self._start,
@@ -83,8 +85,31 @@ class WorkerReplica(Replica):
         self.parts.freed.tell()
         self.parts.cluster.report("actor_started", self.name, "")
 
+    def lose(self, handle: ActorHandle[Any], error: BaseException) -> None:
+        """Take an actor that is dead or silent out of service, and start another, which may wait long for a place."""
+        if handle is not self.actor.living:
+            return
+        self.actor.replace(handle, error)
+        if self.state != "leaving":
+            self.state = "placing"
+            self._reviving = asyncio.create_task(self._revive())
+        self.parts.freed.tell()
+
+    async def _revive(self) -> None:
+        while not (self.out_of_restarts or self.actor.closed):
+            with suppress(RlepError, RayError):  # it costs a restart
+                await self.actor.handle()
+                self.state = "serving"
+                break
+        self.parts.freed.tell()
+
+    def _stop_reviving(self) -> None:
+        if self._reviving is not None:
+            self._reviving.cancel()
+
     async def leave(self, grace_s: float) -> None:
         """Finish what it holds, for ``grace_s`` seconds at most, and end."""
+        self._stop_reviving()
         self.state, self.actor.restarts_left = "leaving", 0
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -99,6 +124,7 @@ class WorkerReplica(Replica):
 
     async def close(self) -> None:
         """End it with the run."""
+        self._stop_reviving()
         await self.actor.close()
 
     async def _start(self) -> ActorHandle[Any]:
@@ -147,8 +173,7 @@ class WorkerRole(Generic[W]):
     async def _free_replica(self, most: float = math.inf) -> W:
         """Wait for an actor that holds fewer than ``most``; take the least busy, which holds one more then.
 
-        One that is started again comes last: it may wait for a place. Raises ``ActorLost`` when none is left and all are
-        out of restarts.
+        Raises ``ActorLost`` when none is left and all are out of restarts.
         """
 
         def free() -> list[W]:
@@ -163,6 +188,6 @@ class WorkerRole(Generic[W]):
             await self._parts.freed.until(lambda: bool(free()))
         finally:
             self._waiting -= 1
-        replica = min(free(), key=lambda replica: (replica.actor.living is None, replica.busy))
+        replica = min(free(), key=lambda replica: replica.busy)
         replica.busy += 1
         return replica

@@ -28,6 +28,8 @@ class Dashboard:
     def __init__(self, streams: Sequence[tuple[int, Exception | None]], ends: JobStatus = JobStatus.SUCCEEDED) -> None:
         self.streams, self.ends = list(streams), ends
         self.name = ""
+        self.silent: Exception | None = None
+        """Error in place of a status."""
         self.environment: dict[str, str] = {}
 
     def submit_job(self, *, submission_id: str, runtime_env: dict[str, Any], **_: object) -> str:
@@ -42,6 +44,8 @@ class Dashboard:
             raise error
 
     def get_job_status(self, _: str) -> JobStatus:
+        if self.silent:
+            raise self.silent
         return self.ends if len(self.streams) == 1 else JobStatus.RUNNING
 
 
@@ -81,6 +85,7 @@ def test_a_stream_that_ends_before_the_job_is_not_its_end(home: Path, monkeypatc
 def test_without_an_answer_it_ends_with_a_status_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "FOLLOW_DEADLINE_S", 0.0)
     dashboard = Dashboard([(1, BROKEN[2])])
+    dashboard.silent = BROKEN[2]
     status, lines, notes = submitted(home, monkeypatch, dashboard)
     job = dashboard.name
     assert (status, lines) == (3, ["line 0"])
@@ -88,6 +93,20 @@ def test_without_an_answer_it_ends_with_a_status_of_its_own(home: Path, monkeypa
         f"the cluster has not answered for 0 s: Connection refused; unless it has ended, job {job} goes on: "
         f"`ray job logs -f {job}` follows it, `ray job stop {job}` ends it"
     ]
+
+
+def test_a_job_that_was_silent_for_long_is_followed_on_over_a_new_connection(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "FOLLOW_DEADLINE_S", -1.0)  # as after minutes without a line
+    dashboard = Dashboard([(0, BROKEN[0]), (0, BROKEN[0]), (2, None)])
+    assert submitted(home, monkeypatch, dashboard)[0] == 0
+
+
+def test_a_job_whose_log_cannot_be_read_any_more_has_its_status(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dashboard = Dashboard([(1, BROKEN[1])], JobStatus.FAILED)
+    status, lines, _ = submitted(home, monkeypatch, dashboard)
+    assert (status, lines) == (1, ["line 0", f"job {dashboard.name}: FAILED"])
 
 
 def test_an_output_that_nobody_reads_any_more_is_no_broken_connection(
