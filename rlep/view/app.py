@@ -90,7 +90,7 @@ class Console:
         runs = self._runs()
         chosen = [runs[name] for name in request.query_params.getlist("run")[:6] if name in runs]
         over, metrics = request.query_params.get("over", "steps"), _metrics_in(request)
-        names = [place.name for place in newest([*runs.values()])]
+        names = [*dict.fromkeys(place.name for place in (*chosen, *newest([*runs.values()])))]
         return compare(chosen, names, over, metrics, look_of(request))
 
     def _run(self, request: Request) -> str:

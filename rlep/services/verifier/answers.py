@@ -31,8 +31,11 @@ _PERCENT = re.compile(r"(?:[\s$]|\\[,;:! ])*(?:\\?%|(?:percent|pct)(?![a-zA-Z]))
 _WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
 _SENTENCE_END = re.compile(r"[.?!](?=\s)|\n\s*\n")
 _DOLLARS = re.compile(r"(?<!\\)\$([^$]*[^$\\]|)\$(?!\d)")
-_FINAL_NUMBER = re.compile(r"(?<![\w.,/^+-])(?<!\d[ :])(?<![+-] )([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z")
+_FINAL_NUMBER = re.compile(
+    r"(?<![\w.,/^+-])(?<!\d[ :])(?<!\d: )(?<!\d : )(?<![+×*÷-] )([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z"
+)
 """Not a part of another, as of ``10-15``, ``3:4``, ``12 345`` and ``- 5``."""
+_PLAIN = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-") | dict.fromkeys("\u00a0\u2009\u202f", " "))
 _LAST_OF_WRAPPED = frozenset(".$)]*`")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 
@@ -55,11 +58,7 @@ def answer_of(text: str, *, truncated: bool, profile: Profile = "math") -> str |
     line = _answer_line(final, truncated)
     if line is not None:
         return line or None
-    if (
-        profile == "math-bare"
-        and not truncated
-        and (match := _FINAL_NUMBER.search(final[-200:].replace("\u2212", "-")))
-    ):
+    if profile == "math-bare" and not truncated and (match := _FINAL_NUMBER.search(final[-200:].translate(_PLAIN))):
         return match.group(1)
     return None
 

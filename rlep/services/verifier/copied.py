@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import re
 
+_OPERATIONS = r"int|iint|oint|sum|prod|lim|gcd|lcm|det|lfloor|lceil|mod"
 _OPERATION = re.compile(
-    r"\\(?:int|iint|oint|sum|prod|lim|gcd|lcm|det|lfloor|lceil|bmod|pmod|mod)(?![a-zA-Z])|\\begin\s*\{[vV]matrix\}"
-    r"|\\[dt]?frac\s*\{\s*(?:d|\\partial)(?![a-zA-Z])[^{}]*\}\s*\{\s*(?:d|\\partial)"
+    rf"\\(?:{_OPERATIONS})(?![a-zA-Z])|\\begin\s*\{{[vV]matrix\}}"
+    r"|\\frac\s*\{\s*(?:d|\\partial)(?![a-zA-Z])[^{}]*\}\s*\{\s*(?:d|\\partial)"
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|leq|geq|leqslant|geqslant|lt|gt)(?![a-zA-Z])")
-_UNSOLVED = re.compile(r"\^|\\[dt]?frac|[|(]")
-"""More than a name and its bounds."""
-_SPACING = re.compile(r"[\s$]+|\\(?:[,;:! ]|(?:left|right|displaystyle|limits)(?![a-zA-Z]))|(?<=\\)[dt](?=frac)")
+_UNSOLVED = re.compile(r"\^|\\frac|[|(]")
+"""More than a name, where it stands with a letter."""
+_MEMBERS = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in[^|:]*)?(?:\||:|\\mid(?![a-zA-Z]))")
+"""The beginning of a set that is given by a condition."""
+_SPELLINGS = (
+    (re.compile(r"\\[bp]mod(?![a-zA-Z])"), r"\\mod"),
+    (re.compile(r"\\[dt]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(rf"\\(?:operatorname|mathrm|text)\s*\{{\s*({_OPERATIONS})\s*\}}"), r"\\\1"),
+    (re.compile(r"(?<![a-zA-Z\\])(gcd|lcm|det|lim)(?=\s*\()"), r"\\\1"),
+)
+_CHARACTERS = {
+    "∫": "\\int ",
+    "∑": "\\sum ",
+    "∏": "\\prod ",
+    "⌊": "\\lfloor ",
+    "⌈": "\\lceil ",
+    "≤": "\\le ",
+    "≥": "\\ge ",
+}
+_SPACING = re.compile(r"[\s$]+|\\(?:[,;:! ]|(?:left|right|displaystyle|limits)(?![a-zA-Z]))")
 
 
 def is_copied(answer: str, question: str, reference: str) -> bool:
@@ -19,18 +37,29 @@ def is_copied(answer: str, question: str, reference: str) -> bool:
 
     ``\\int_0^1 x\\,dx`` is 1/2; copied from *Find …*, it would be paid for nothing.
     """
-    parts = {answer, answer.rpartition("=")[2]}
-    asked = [part for part in parts if not _tasks(part) <= _tasks(reference)]
-    return bool(asked) and any(_unspaced(part) in _unspaced(question) for part in asked)
+    known = _tasks(_spelled(reference))
+    parts = {_spelled(answer), _spelled(answer.rpartition("=")[2])}
+    asked = [part for part in parts if not _tasks(part) <= known]
+    return bool(asked) and any(_unspaced(part) in _unspaced(_spelled(question)) for part in asked)
+
+
+def _spelled(text: str) -> str:
+    """The text with one name for each operation."""
+    for character, command in _CHARACTERS.items():
+        text = text.replace(character, command)
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def _tasks(text: str) -> set[str]:
     found = set(_OPERATION.findall(text))
-    if _INEQUALITY.search(text) and _UNSOLVED.search(text):
+    sides = _INEQUALITY.split(_MEMBERS.sub("", text))
+    if len(sides) > 1 and any(_UNSOLVED.search(side) and re.search(r"(?<!\\)\b[a-zA-Z]", side) for side in sides):
         found.add("inequality")
     return found
 
 
 def _unspaced(text: str) -> str:
-    """The text without what changes its look alone; ``\\dfrac`` and ``\\frac`` are one."""
+    """The text without what changes its look alone."""
     return _SPACING.sub("", text)

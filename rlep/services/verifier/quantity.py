@@ -57,7 +57,9 @@ _BASE_NAMES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12,
     "sixteen": 16,
 }  # fmt: skip
-_NUMERIC = re.compile(r"(?:[\d\s.,+\-*/^(){}!]|\\(?:frac|sqrt|binom|pi|cdot|times|pm|infty)(?![a-zA-Z])|\\?%|\[\d\])+")
+_NUMERIC = re.compile(r"(?:[\d\s.,+\-*/^(){}]|\\(?:frac|sqrt|binom|pi|cdot|times|pm|infty)(?![a-zA-Z])|\\?%|\[\d\])+")
+_COUNT = re.compile(rf"(?:{_NUMERIC.pattern}|!)+")
+"""Also with factorials, before a noun; behind an amount of money ``!`` is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +144,14 @@ def _text_unit(latex: str) -> Quantity | None:
         return None
     body, name, power = match.groups()
     unit = canonical_unit(name, power)
-    if unit is None or not (_NUMERIC.fullmatch(body.rpartition("=")[2]) or unit.split("^")[0] in _UNIT_NAMES):
+    if unit is None or not (_COUNT.fullmatch(body.rpartition("=")[2]) or unit.split("^")[0] in _UNIT_NAMES):
         return None
     return Quantity(body, unit)
 
 
 def _bare_unit(latex: str) -> Quantity | None:
     match = _BARE_UNIT.fullmatch(latex)
-    if match is None or not _NUMERIC.fullmatch(match.group(1)):
+    if match is None or not _COUNT.fullmatch(match.group(1)):
         return None
     body, space, name, power = match.groups()
     name = name.strip(" .")

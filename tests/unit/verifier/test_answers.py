@@ -109,6 +109,11 @@ def test_a_bare_number_counts_only_when_configured() -> None:
         ("there are 12 345", None),
         ("that is 10^-3", None),
         ("it is: 7", "7"),
+        ("from 10\u201315", None),
+        ("x = \u2013 5", None),
+        ("3 : 4", None),
+        ("12\u00a0345", None),
+        ("2 × 5", None),
     ],
 )
 def test_a_bare_number_is_not_a_part_of_another(text: str, number: str | None) -> None:

@@ -24,6 +24,12 @@ from rlep.services.verifier.copied import is_copied
         (r"Let $x > 2$. Which $x$?", "x>2", r"(2,\infty)", False),  # names and bounds are an answer
         (r"Solve $|x-1|<2$.", "-1<x<3", "(-1,3)", False),
         ("", r"\int_0^1 x\,dx", r"\frac12", False),
+        (r"Let $A=\{x|x>1\}$, $B=\{x|x>2\}$. Find $A\cap B$.", r"\{x|x>2\}", "x>2", False),
+        (r"Is it $x>\frac{5}{2}$ or $x<1$?", r"x > \frac{5}{2}", r"(\frac52,\infty)", False),
+        (r"Let $x\equiv 2\pmod 7$.", r"x \equiv 2 \pmod 7", r"x\equiv 2 \mod 7", False),
+        (r"Find $\operatorname{lcm}(12,18)$.", r"\operatorname{lcm}(12, 18)", "36", True),
+        ("Find gcd(12,18).", "gcd(12, 18)", "6", True),
+        ("Find ∫_0^1 x^2 dx.", "∫_0^1 x^2 dx", "1/3", True),
         (r"Find $17 \cdot 23$.", r"17 \cdot 23", "391", False),
     ],
 )

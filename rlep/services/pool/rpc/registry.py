@@ -34,7 +34,8 @@ class Stated(NamedTuple):
 
 
 UNFENCED = Writer("main", None)
-_Key = tuple[str, Writer | None]
+_Key = tuple[str, Writer | None, bool]
+"""Name, writer, and whether it may meet a Redis without room."""
 
 
 class PoolRegistry:
@@ -53,7 +54,7 @@ class PoolRegistry:
     def reader(self, name: str, *, fresh: bool = False) -> Pool:
         """A pool to read, empty where there is none; ``fresh`` looks whether it was sealed meanwhile."""
         options = PoolOptions(read_only=True, may_be_missing=True, deadline=self.deadline)
-        pool = self._opened((name, None), lambda: self._open_one(name, None, options))
+        pool = self._opened((name, None, True), lambda: self._open_one(name, None, options))
         if fresh and pool.sealed is None and (meta := pool.store.meta()) and meta.digest:
             self.forget(name)
             return self.reader(name)
@@ -82,10 +83,11 @@ class PoolRegistry:
             )
             return self._open_one(name, digest, options)
 
-        pool = self._opened((name, writer), open_it)
+        key = name, writer, stated is None  # a writer that may meet a full Redis is none that adds
+        pool = self._opened(key, open_it)
         if pool.vocabulary is None and ((stated and stated.by_admin and stated.vocabulary) or _vocabulary(pool.store)):
             self.forget(name)  # readers, too, learn it
-            pool = self._opened((name, writer), open_it)
+            pool = self._opened(key, open_it)
         return pool
 
     def open(self, name: str, tokenizer_digest: str | None, options: PoolOptions) -> Pool:

@@ -33,7 +33,7 @@ _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}")
 _DOMAIN = re.compile(
     r"[\s,;(]+(?:(?:where|for|with|and|as)(?![a-z])[\s,]*)?(?:(?:all|any|some|every|each|an?|arbitrary)(?![a-z])\s*)?"
     r"(?P<before>integers?(?![a-z])\s*)?(?P<name>[k-n])\s*"
-    r"(?:\\in\s*(?P<kind>\\math(?:bb|bf)\s*\{?\s*[ZN]\s*\}?|[ZN](?![a-zA-Z]))(?:\s*[_^]\s*(?:[*+]|\{\s*[*+]\s*\}))?"
+    r"(?:\\in\s*(?P<kind>\\math(?:bb|bf)\s*\{?\s*[ZN]\s*\}?|[ZN](?![a-zA-Z]))(?P<positive>\s*[_^]\s*(?:[*+]|\{\s*[*+]\s*\}))?"
     r"|(?P<behind>(?:(?:is|are|being|an?|any|some|arbitrary)(?![a-z])\s*){1,3}integers?))?[\s).]*\Z"
 )
 """A letter that is declared to be a whole number, at the end of an answer whose words stand outside of ``\\text``."""
@@ -87,8 +87,8 @@ class Answer:
     """Of a tuple."""
     whole: frozenset[str] = frozenset()
     """Letters that are declared to be whole numbers."""
-    natural: bool = False
-    """These are not negative."""
+    counted: str = ""
+    """Where these begin: ``from 0`` or ``from 1``; empty where they may be negative."""
 
 
 def read(latex: str) -> Answer:
@@ -103,8 +103,11 @@ def read(latex: str) -> Answer:
         return replace(_read(claim), whole=frozenset(match[4]))
     match = _DOMAIN.search(unwrapped)
     if match and match.start() and (match["before"] or match["kind"] or match["behind"]):
-        natural = (match["kind"] or "").rstrip("} ").endswith("N")
-        return replace(_read(latex[: match.start()]), whole=frozenset(match["name"]), natural=natural)
+        natural, sign = (match["kind"] or "").rstrip("} ").endswith("N"), match["positive"] or ""
+        if "*" in sign and not natural:
+            return _read(latex)  # all whole numbers but 0
+        counted = "from 1" if sign else "from 0" if natural else ""
+        return replace(_read(latex[: match.start()]), whole=frozenset(match["name"]), counted=counted)
     return _read(latex)
 
 

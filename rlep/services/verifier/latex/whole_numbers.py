@@ -30,9 +30,9 @@ class Family:
 def same_family(gold: Answer, target: Answer) -> bool | None:
     """Tell whether both are the same families of numbers; None where one is none."""
     letters = _counter(gold, target), _counter(target, gold)
-    if gold.whole and target.whole and gold.natural != target.natural:
+    if gold.whole and target.whole and gold.counted != target.counted:
         return False
-    if gold.natural or target.natural or not (gold.whole or any(item.modulus for item in gold.items)):
+    if gold.counted or target.counted or not (gold.whole or any(item.modulus for item in gold.items)):
         return None  # as a formula in n, whose values have their order
     try:
         one, two = (list(_families(*pair)) for pair in zip((gold, target), letters, strict=True))
