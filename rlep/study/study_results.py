@@ -96,7 +96,10 @@ def arm_figures(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float
     mark = complete_mark(phases[-1].directory)
     if kept := mark.read_text() if mark.exists() else "":
         try:
-            return _parsed(json.loads(kept))
+            plain = json.loads(kept)
+            if "uncharged" not in plain:  # kept by an earlier version
+                plain["uncharged"] = _uncharged(phases)
+            return _parsed(plain)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{mark} has no figures of an arm: {error!r}; without it the arm is run again") from None
     run = read_arm(phases, budget, grid)
@@ -136,7 +139,7 @@ def _parsed(plain: Mapping[str, Any]) -> ArmRun:
         accuracy, best = (right / count).astype(np.float64), (right > 0).astype(np.float64)
         samples = Samples(questions, accuracy, best, distinct.astype(np.float64), count, first)
         points.append(Point(float(one["compute"]), float(one["seconds"]), int(one["step"]), samples))
-    return ArmRun(questions, tuple(points), float(plain["compute"]), float(plain.get("uncharged", 0.0)))
+    return ArmRun(questions, tuple(points), float(plain["compute"]), float(plain["uncharged"]))
 
 
 def read_arm(phases: Sequence[PhasePlan], budget: float, grid: Sequence[float] = ()) -> ArmRun:

@@ -17,6 +17,7 @@ from rlep.study.conduct import found_in
 from rlep.study.study_plan import PhasePlan, phases_of, read_study
 from rlep.study.study_report import comparisons, summary, write_report
 from rlep.study.study_results import arm_figures, read_arm
+from rlep.view.state import complete_mark
 from rlep.view.study_tables import read_report
 from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
 
@@ -104,6 +105,12 @@ def test_what_is_there_before_an_arm_is_shared_and_not_charged(tmp_path: Path) -
     assert [point.compute for point in found.runs["rlep", 1].points] == [0, 1000, 2000]
     assert (found.runs["rlep", 1].uncharged, found.runs["none", 1].uncharged) == (1300, 0)
     assert read_arm(first, 2000).uncharged == 1300
+    mark = complete_mark(first[-1].directory)
+    kept = json.loads(mark.read_text())
+    mark.write_text(
+        json.dumps({key: value for key, value in kept.items() if key != "uncharged"})
+    )  # by an earlier version
+    assert arm_figures(first, 2000).uncharged == 1300
     shutil.rmtree(first[1].directory)  # a donor's collection that was made elsewhere
     with pytest.raises(DataError, match="not run here, so what it took is not known"):
         read_arm(first, 2000)
