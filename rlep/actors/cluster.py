@@ -60,7 +60,7 @@ NEVER_RAN = "The actor never ran"
 """Ray's words for an actor whose place was on a node that is found to be lost: another place may be free."""
 
 LOST = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError, ObjectLostError)
-"""What Ray raises for an actor that is gone, or whose answer went with its node; ``OutOfMemoryError``: of its memory monitor."""
+"""Errors of Ray for an actor that is gone, or whose answer went with its node; ``OutOfMemoryError``: of its memory monitor."""
 
 Report = Callable[[str, str, str], None]
 """(event, actor, error): how losses and restarts of actors are reported."""

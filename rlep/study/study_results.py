@@ -47,7 +47,7 @@ class ArmRun:
     compute: float
     """All that it took: the budget, and a step or two until it was stopped, or less."""
     uncharged: float = 0.0
-    """What was there before it began: the compute of phases with seeds of their own."""
+    """Compute of what was there before it began: of phases with seeds of their own."""
 
     def within(self, budget: float) -> tuple[Point, ...]:
         """The evaluations that the budget pays for."""
