@@ -21,4 +21,5 @@ def test_what_is_saved_begins_with_the_first_of_two_evaluations_in_a_row(accurac
         str(sign): {"curve": [[10.0 * n, n, 1.0, value + 0.01 * sign, 0.5] for n, value in enumerate(accuracies)]}
         for sign in (-1, 1)
     }
-    assert saved({"seeds": seeds}, 0.05, 30.0) == left
+    seeds["1"]["curve"] += [[5.0, 9, 1.0, 0.9, 0.9], [6.0, 9, 1.0, 0.9, 0.9]]  # points that others do not have
+    assert saved({"seeds": seeds}, 0.05, [0.0, 10.0, 20.0, 30.0]) == left
