@@ -3,8 +3,8 @@
 python scripts/pool_paid.py studies/results/countdown-4-pool.json "no replay"
 
 An arm has what the control ends with where its mean accuracy over the seeds is at least that at two evaluations in a row, of
-those at the control's points of compute: a phase of SFT has more. What it saves is the rest of the budget; a pool has paid when the
-runs that use it saved what it took.
+those at the control's points of compute: a phase of SFT has more. What it saves is the rest of the budget; a pool has paid when
+the runs that use it saved what it took.
 """
 
 from __future__ import annotations
