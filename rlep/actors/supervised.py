@@ -7,8 +7,8 @@
                                             meanwhile                       answered: then the next actor is called
     replace    a loss                       nothing                         —
 
-``call`` is for methods that are idempotent. Who keeps state beside the actor (``GeneratorReplica``) uses ``handle``,
-``living`` and ``replace``.
+``call`` is for methods that are idempotent. Who keeps state beside the actor, or has others to turn to (``GeneratorReplica``,
+``WorkerReplica``), uses ``handle``, ``living`` and ``replace``.
 """
 
 from __future__ import annotations
