@@ -346,9 +346,8 @@ class GeneratorReplica(Replica):
         else:
             try:
                 self._serve(weights, await self._load(actor, weights, deadline_s))
-            except (
-                ConfigError
-            ) as error:  # these may be of a learner that was lost with its node, as this one's predecessor
+            except ConfigError as error:
+                # The weights may be of a learner that was lost with its node, as this one's predecessor.
                 raise WeightSyncError(str(error)) from None
         if weights is not self._fleet.weights:  # others were published meanwhile
             await self._take_up(actor, deadline_s)

@@ -29,7 +29,7 @@ FOLLOW_DEADLINE_S = 60.0
 """Longest time without an answer from the cluster of a job that is followed."""
 FOLLOW_POLL_S = 1.0
 DROPPED = (RuntimeError, OSError, aiohttp.ClientError)
-"""What Ray's client raises when its connection breaks, or when the dashboard has no answer; requests' errors are ``OSError``."""
+"""Errors of Ray's client when its connection breaks, or when the dashboard has no answer; requests' errors are ``OSError``."""
 CONNECT_S = 15.0
 """For the dashboard of a head that has just been started."""
 
@@ -119,11 +119,8 @@ def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, 
             return str(client.submit_job(entrypoint=entrypoint, runtime_env=dict(runtime), submission_id=identity))
         except ValueError as error:
             raise ConfigError(f"{runtime['working_dir']} cannot be uploaded: {error}") from None
-        except (
-            RuntimeError,
-            OSError,
-        ) as error:  # requests' errors are the latter, and so is a file that cannot be read
-            if getattr(error, "filename", None) is not None:
+        except (RuntimeError, OSError) as error:  # requests' errors are the latter
+            if getattr(error, "filename", None) is not None:  # a file that cannot be read
                 raise
             if "already exists" in str(error):
                 return identity

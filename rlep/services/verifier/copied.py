@@ -40,7 +40,10 @@ def is_copied(answer: str, question: str, reference: str) -> bool:
     known = _tasks(_spelled(reference))
     parts = {_spelled(answer), _spelled(answer.rpartition("=")[2])}
     asked = [part for part in parts if not _tasks(part) <= known]
-    return bool(asked) and any(_unspaced(part) in _unspaced(_spelled(question)) for part in asked)
+    if not asked:
+        return False
+    stated = _unspaced(_spelled(question))
+    return any(_unspaced(part) in stated for part in asked)
 
 
 def _spelled(text: str) -> str:

@@ -54,7 +54,7 @@ class Verifier(BaseVerifier):
         verdicts: list[Verdict | None] = []
         waiting: dict[GradingJob, list[int]] = {}
         references: dict[str, str] = {}
-        known: dict[tuple[str, str], _Here] = {}
+        known: dict[tuple[str, str, str], _Here] = {}
         for index, (raw, text, truncated, asked) in enumerate(pairs):
             started = time.perf_counter()
             reference = references.get(raw)
@@ -68,12 +68,11 @@ class Verifier(BaseVerifier):
                 and answers.percent_behind_box(text)
             ):
                 answer += "\\%"
-            here = known.get((reference, answer or ""))
+            key = reference, answer or "", asked.prompt
+            here = known.get(key)
             if here is None:
-                here = known[reference, answer or ""] = self._decide_here(reference, answer)
+                here = known[key] = self._decide_here(reference, answer, asked.prompt)
             path, status = here
-            if status is None and answer is not None and is_copied(answer, asked.prompt, reference):
-                path, status = "gate", "wrong"
             if status is None and answer is not None:
                 waiting.setdefault(GradingJob(reference, answer), []).append(index)
                 verdicts.append(None)
@@ -99,7 +98,7 @@ class Verifier(BaseVerifier):
             return dapo.answer_of(text)
         return answers.answer_of(text, truncated=truncated, profile=self._profile)
 
-    def _decide_here(self, reference: str, answer: str | None) -> _Here:
+    def _decide_here(self, reference: str, answer: str | None, question: str) -> _Here:
         if answer is None:
             return "fast", "no_answer"
         if self._profile == "dapo":
@@ -107,4 +106,6 @@ class Verifier(BaseVerifier):
         status: Status | None = exact.decide(reference, answer)
         if status is not None:
             return "fast", status
-        return "gate", "unparsable" if answers.is_too_large(reference, answer) else None
+        if answers.is_too_large(reference, answer):
+            return "gate", "unparsable"
+        return "gate", "wrong" if is_copied(answer, question, reference) else None

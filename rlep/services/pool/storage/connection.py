@@ -38,7 +38,7 @@ _PASSING = {
     "LOADING", "READONLY", "OOM", "MISCONF", "NOSCRIPT", "MASTERDOWN", "BUSY", "NOREPLICAS", "UNWRITTEN",
 }  # fmt: skip
 _DEMOTED = {"READONLY", "MASTERDOWN"}
-"""What a primary of before says after a failover, on connections that are open still."""
+"""Replies of the primary of before a failover, on connections that are open still."""
 # redis-py takes the code off these.
 _CODES: dict[type[RedisError], str] = {
     exceptions.BusyLoadingError: "LOADING",
