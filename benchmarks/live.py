@@ -36,6 +36,7 @@ from rlep.config.roles import ClusterConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.types import (
+    ALL,
     Float32Array,
     Group,
     Prompt,
@@ -54,7 +55,7 @@ from rlep.driver.values import ScoredMiniBatch
 from rlep.methods.replay_method import Visit
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.storage.connection import connect
-from rlep.services.pool.values import UNCAPPED, PoolPlace
+from rlep.services.pool.values import PoolPlace
 
 PROMPTS, SMALL, ASKED, FRESH, KEPT, TOKENS = 17_000, 1_700, 512, 16, 16, 830
 STEP_S, TIMES = 100.0, 7
@@ -126,7 +127,7 @@ class Bench:
     async def fill(self) -> None:
         """Sixteen responses of every prompt."""
         await self.host.start()
-        await self.pool.open(tokenizer_digest=TOKENIZER, cap=UNCAPPED)
+        await self.pool.open(tokenizer_digest=TOKENIZER, cap=ALL)
         await self.live.restore(None, accept=False)
         for start in range(0, len(self.prompts), ASKED):
             await self.learn(self.prompts[start : start + ASKED], FRESH)

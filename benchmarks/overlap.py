@@ -150,7 +150,7 @@ async def make_steps(config: Config, actors: RunActors, steps: int) -> list[Made
             prompts = [train.prompts[index] for index in order.step(number)]
             with counted_puts() as put:
                 begun = time.process_time()
-                outcome = await choose_step(config, str)(Step(run, trainers, number, 0, lambda *_: ()), prompts)
+                outcome = await choose_step(config)(Step(run, trainers, number, 0, lambda *_: ()), prompts)
                 metrics = step_metrics(outcome)
                 used = time.process_time() - begun
             found = {key: float(str(metrics[f"time/{key}"])) for key in ("step", "generate")}

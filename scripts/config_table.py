@@ -33,7 +33,9 @@ def table() -> str:
 def _rows(name: str, kind: type[BaseModel], values: Mapping[str, Any] | None = None) -> Iterator[str]:
     """One row per key, and under a key that holds a table one for each of its keys."""
     for key, field in kind.model_fields.items():
-        yield _row(name, key, field, field.default if values is None else values[key])
+        yield _row(
+            name, key, field, (None if field.is_required() else field.default) if values is None else values[key]
+        )
         for part in get_args(field.annotation):
             if isinstance(part, type) and issubclass(part, BaseModel):
                 yield from _rows(f"{name}.{key}", part)

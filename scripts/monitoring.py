@@ -199,7 +199,7 @@ ALERTS: tuple[Alert, ...] = (
         f"sum by (run) ({_FAILED}) > 0.01 * sum by (run) ({_VERDICTS})",
         "10m",
         "more than 1 % of the verdicts are timeouts, crashes or lacks of memory",
-        "Such responses count as wrong: see verifier.cpu_seconds and memory_mb, and `rlep grade` on what failed.",
+        "Such responses count as wrong: see verifier.cpu_seconds (memory is 768 MiB), and `rlep grade` on what failed.",
     ),
 )
 

@@ -24,12 +24,16 @@ import numpy as np
 
 from rlep import PoolClient
 from rlep.algorithms.evaluation import Question, evaluate
+from rlep.config.replay import ReplayConfig
+from rlep.config.sampling import SamplingConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
 from rlep.core.seeds import seed_for
 from rlep.core.types import Verdict, prompt_id_of
 from rlep.data.prompt_files import read_rows
 from rlep.data.prompt_rows import PromptRow
+from rlep.integrations.rule import CHOICE
 from rlep.integrations.trl import TrlReplay
 from rlep.metrics.catalogue import compute_of
 from rlep.metrics.logs import EvaluationsLog, MetricsLog
@@ -225,7 +229,16 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def train(config: Config) -> None:
-    """Train one phase, until its study interrupts it at the budget."""
+    """Train one phase, until its study interrupts it at the budget. Raises ``ConfigError`` for what TRL would do otherwise."""
+    if other := [
+        key for key in SamplingConfig.model_fields if getattr(config.evaluation, key) != getattr(config.rollout, key)
+    ]:
+        raise ConfigError(
+            f"evaluation.{other[0]}: evaluations here sample as rollouts do; set it to rollout.{other[0]}"
+        )
+    kept = {*CHOICE, "idle_steps"}
+    if other := [key for key, value in ReplayConfig() if key not in kept and getattr(config.replay, key) != value]:
+        raise ConfigError(f"replay.{other[0]}: groups and their loss are TRL's; leave it out")
     directory = config.run.directory
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -238,9 +251,7 @@ def train(config: Config) -> None:
         reward, hooks = grader.correct, dict[str, Any]()
         if config.replay.count:
             client = stack.enter_context(pool_server(directory / "pool"))
-            replay = TrlReplay(
-                client, count=config.replay.count, source=config.replay.source, minimum=config.replay.minimum
-            )
+            replay = TrlReplay(client, **{key: getattr(config.replay, key) for key in CHOICE})
             reward, hooks = replay.reward(grader.correct), {"rollout_func": replay.rollout}
         trainer = trainer_of(config, reward, hooks)
         ledger = Ledger()

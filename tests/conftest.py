@@ -35,6 +35,9 @@ OWNER = "RLEP_TEST_OWNER"
 os.environ.setdefault(
     "HF_HUB_OFFLINE", "1"
 )  # a name that is no directory asks nobody, but in tests of a hub of their own
+os.environ.setdefault(
+    "TORCHINDUCTOR_COMPILE_THREADS", "1"
+)  # on GPUs torch compiles in processes of its own, which stay for the next compilation
 os.environ[OWNER] = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 # No test depends on speed, nor on what was drawn in another run of it.

@@ -42,14 +42,14 @@ def write_tokenizer(directory: Path, *, special: bool = False) -> list[int]:
     return [tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")]
 
 
-def write_qwen3(directory: Path, seed: int = 0, *, special: bool = False) -> Path:
-    """Write the whole model, drawn from ``seed``; the directory. ``special``: as in ``write_tokenizer``."""
+def write_qwen3(directory: Path, *, special: bool = False) -> Path:
+    """Write the whole model; the directory. ``special``: as in ``write_tokenizer``."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     ends = write_tokenizer(directory, special=special)
     rows = len(PreTrainedTokenizerFast.from_pretrained(str(directory)))
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     spread = {"initializer_range": 0.15}  # at 0.02 the tied head repeats the last token, whatever was asked
     config = Qwen3Config(
         **SHAPE, **spread, vocab_size=rows, tie_word_embeddings=True, bos_token_id=None, eos_token_id=ends[0]

@@ -27,11 +27,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlep.config.schema import Config, ModelConfig
 from rlep.core.episodes import Action, Observation
-from rlep.core.types import Completion, Reissued, Request, Sampling, Verdict
-from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart
+from rlep.core.types import Completion, Prompt, Reissued, Request, Sampling, Verdict
+from rlep.driver.wings.episodes import EpisodeGenerators
 from rlep.engines.dialogue import Dialogue
 from rlep.engines.sampler import requests as sampler_requests
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -112,9 +113,9 @@ async def play(model: Path, tokenizer: Tokenizer, room: float) -> tuple[float, i
     engine = OneEngine(sampler)
     words = np.arange(PROMPT, dtype=np.int32)
     wanted = [Request(f"train/0/{n}", f"{n}", np.roll(words, n).copy(), 0, 1000 + n) for n in range(EPISODES)]
-    starts = {request.prompt_id: EpisodeStart("{}", "") for request in wanted}
+    prompts = {request.prompt_id: Prompt(request.prompt_id, "", "", request.tokens, columns="{}") for request in wanted}
     dialogue = Dialogue(tokenizer, observation_tokens=512)
-    episodes = EpisodeGenerators(engine, Asking(), dialogue, starts=starts, turns=TURNS)
+    episodes = EpisodeGenerators(engine, Asking(), dialogue, prompts=prompts, turns=TURNS)
     final = sampler_requests._final
 
     async def noted(asked: Any, tokens: Any, parameters: Any, request_id: str) -> Any:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ from rlep.driver.ports import Environments, Generators
 from rlep.driver.rollout import OnPolicyRollouts, training_requests
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart, EpisodeVerifiers
+from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeVerifiers
 from rlep.engines.dialogue import Dialogue
 from rlep.engines.sampler.engine import SamplerHealth
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
@@ -253,33 +253,33 @@ async def pool_of(say: Speaker, token_s: float) -> GeneratorPool:
     return pool
 
 
-def simulated_step(prompts: int = PROMPTS) -> StepCost:
+def simulated_step() -> StepCost:
     """A step whose clock is ``StepClock``, with the environment in this process."""
     with asyncio.Runner(loop_factory=StepClock) as runner:
-        return runner.run(_step(prompts, Here(), TOKEN_S))
+        return runner.run(_step(Here(), TOKEN_S))
 
 
-def step_at_once(*, episodes: bool, prompts: int = PROMPTS) -> StepCost:
+def step_at_once(*, episodes: bool) -> StepCost:
     """A step whose engines answer at once; without ``episodes`` its responses have the same lengths and no environment."""
 
     async def step() -> StepCost:
         if not episodes:
-            return await _step(prompts, None, 0.0)
+            return await _step(None, 0.0)
         environments = LocalEnvironments(EnvironmentConfig(factory=FACTORY, workers=WORKERS), idle_s=3600)
         await environments.start()
         try:
-            return await _step(prompts, environments, 0.0)
+            return await _step(environments, 0.0)
         finally:
             environments.close()
 
     return asyncio.run(step())
 
 
-async def _step(prompts: int, environments: Environments | None, token_s: float) -> StepCost:
-    config = parse_config({"rollout": {"prompts": prompts, "fresh": FRESH, "max_tokens": LIMIT}})
+async def _step(environments: Environments | None, token_s: float) -> StepCost:
+    config = parse_config({"rollout": {"prompts": PROMPTS, "fresh": FRESH, "max_tokens": LIMIT}})
     asked = [
         Prompt(prompt_id_of(f"q{number}", "2"), f"q{number}", "2", np.arange(200, dtype=np.int32), "math")
-        for number in range(prompts)
+        for number in range(PROMPTS)
     ]
     with byte_tokenizer() as tokenizer:
         say = Speaker(tokenizer, episodes=environments is not None)
@@ -288,8 +288,8 @@ async def _step(prompts: int, environments: Environments | None, token_s: float)
         generators: Generators = pool
         if environments is not None:
             dialogue = Dialogue(tokenizer.with_tools(environments.tools), observation_tokens=512)
-            starts = {prompt.id: EpisodeStart("{}", "") for prompt in asked}
-            generators = EpisodeGenerators(pool, environments, dialogue, starts=starts, turns=TURNS)
+            starts = {prompt.id: replace(prompt, columns="{}") for prompt in asked}
+            generators = EpisodeGenerators(pool, environments, dialogue, prompts=starts, turns=TURNS)
         run = Run(config, Roles(generators, EpisodeVerifiers(Verifiers())), Silent(), "tok", "base", "float32")
         step = Step(run, Trainers(Learner(), Weights(), OnPolicyRollouts(run), None), 0, 0, lambda *_: ())
         clock = asyncio.get_running_loop().time

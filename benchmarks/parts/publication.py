@@ -31,7 +31,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from rlep.config.schema import Config
 from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.weight_sender import weight_update, write_weights
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
 ROUNDS, FIRST = 5, 2

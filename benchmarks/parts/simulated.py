@@ -17,9 +17,9 @@ import numpy as np
 import ray
 
 from rlep.actors.gathering import gather_items
+from rlep.core.progress import Advance
 from rlep.core.seeds import generator_for
 from rlep.core.types import Completion, Prompt, Request, Sampling, SequenceBatch, UpdateCost, UpdateOutcome, Verdict
-from rlep.driver.ports import Advance
 from rlep.engines.sampler.engine import SamplerHealth
 from rlep.engines.weights.weight_update import SharedMemoryWeights, WeightUpdate
 

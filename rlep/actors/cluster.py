@@ -189,7 +189,7 @@ class Cluster:
                 await call(handle.ping.remote(), f"placing {name}", max(0.0, until - time.monotonic()))
             except DeadlineExceeded:
                 ray.kill(handle)
-                lacking = self.shortfall(role) if slot is None else slot.group.shortfall()
+                lacking = shortfall(role, (role,)) if slot is None else slot.group.shortfall()
                 raise PlacementError(
                     f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {lacking}"
                 ) from None
@@ -216,15 +216,13 @@ class Cluster:
         run = self.namespace.removeprefix("rlep-")
         return f"a run named {run} is in progress on this cluster: choose another run.name"
 
-    def shortfall(self, role: ActorConfig) -> str:
-        """Say what an actor of this role needs, and what the cluster has."""
-        return shortfall(role, (role,))
-
     def waits_for(self, role: ActorConfig) -> str:
         """Say what an actor of this role waits for, and for how long."""
         if self.headless:
             return "waits for Ray's head process, which is gone"
-        return f"{self.shortfall(role)}; waits {self.config.place_deadline_s:g} s at most (cluster.place_deadline_s)"
+        return (
+            f"{shortfall(role, (role,))}; waits {self.config.place_deadline_s:g} s at most (cluster.place_deadline_s)"
+        )
 
     def _claim(self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig]) -> None:
         """Count these in on a private cluster, which does not grow. Raises ``PlacementError`` where they do not fit."""

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
@@ -29,7 +29,7 @@ from ray.exceptions import RayError
 
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.replicas import RoleStatus
-from rlep.actors.run_progress import RunProgress
+from rlep.actors.run_progress import ElasticRole, RunProgress
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import ActorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
@@ -45,14 +45,13 @@ POLL_S = 20.0
 """The driver asks for commands again after this time; a command that comes meanwhile is handed over at once."""
 MOST_OPEN = 64
 """Commands that may wait for an answer at once."""
-Role = Literal["generators", "verifiers", "environments"]
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
     """Bring a role to ``count`` actors; those that are drained get ``grace_s`` seconds for what they hold."""
 
-    role: Role
+    role: ElasticRole
     count: int
     grace_s: float
 
@@ -84,7 +83,7 @@ class RunStatus:
     roles: tuple[RoleStatus, ...]
     progress: RunProgress = RunProgress()  # noqa: RUF009 - it is frozen
     last_step: StepBreakdown | None = None
-    """Return the time of the last whole step by who used it."""
+    """Time of the last whole step by who used it."""
     spans: tuple[Span, ...] = ()
     """The newest of the timeline, where it was asked for."""
 
@@ -143,9 +142,9 @@ class Control:
     def __init__(
         self,
         cluster: Cluster,
-        elastic: Mapping[Role, GeneratorPool | WorkerRole[Any]],
+        elastic: Mapping[ElasticRole, GeneratorPool | WorkerRole[Any]],
         watched: Sequence[Callable[[], RoleStatus]],
-        progress: Callable[[], RunProgress] = RunProgress,
+        progress: Callable[[], RunProgress],
     ) -> None:
         """``watched``: the status of the roles whose number is fixed; ``progress``: the run's progress."""
         self._run = cluster.namespace.removeprefix("rlep-")

@@ -39,7 +39,9 @@ from rlep.core.episodes import Action, Observation
 from rlep.core.errors import ActorLost, RlepError
 from rlep.core.types import Verdict
 from rlep.core.waiting import silence
-from rlep.services.environment.local import LocalEnvironments, factory_digest, verifier_name
+from rlep.services.environment.digest import verifier_name
+from rlep.services.environment.local import LocalEnvironments
+from rlep.services.worker.source import source_digest
 
 BATCH = 64
 """Calls in one message: enough to make the message itself cheap, few enough to be answered together."""
@@ -246,7 +248,8 @@ class EnvironmentPool(WorkerRole[EnvironmentReplica]):
         assert config.factory is not None
         parts = WorkerParts(cluster, config, EnvironmentActor, (config, idle_s), Changes())
         super().__init__("environment", parts, lambda name, parts: EnvironmentReplica(name, parts, idle_s))
-        self._name, self._digest = verifier_name(config.factory), factory_digest(config.factory)
+        self._name = verifier_name(config.factory)
+        self._digest = source_digest(config.factory, "environment.factory")
         self._places: dict[str, _Place] = {}
         self._numbers = itertools.count()
 

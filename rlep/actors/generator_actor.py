@@ -16,7 +16,8 @@ from rlep.actors.once import Once
 from rlep.config.schema import Config
 from rlep.core.builds import check_builds, check_triton
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, SamplerHealth, prepare_environment
+from rlep.engines.sampler.engine import Sampler, SamplerHealth
+from rlep.engines.sampler.setup import prepare_environment
 from rlep.engines.weights.weight_update import WeightUpdate
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -27,7 +27,7 @@ from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutco
 from rlep.core.waiting import until
 from rlep.engines.learner.allocator import allocator_settings
 from rlep.engines.rendezvous import listen
-from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightDtype, WeightUpdate
 
 if TYPE_CHECKING:
     from rlep.engines.learner.weight_sender import WeightSender
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 Probes = Sequence[tuple[Int32Array, Int32Array]]
 """(prompt ``[P]``, response ``[T]``) token ids."""
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 SHARED_S = 30.0
 """Longest wait for a file that the driver has just made: what NFS knows of a directory may be as old."""
@@ -182,7 +181,9 @@ class Rank:
         outcome = step(batch, rollout=rollout)
         return None if self._rank else outcome
 
-    def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> WeightUpdate | None:
+    def publish(
+        self, version: int, probes: Probes, dtype: WeightDtype, group: BroadcastGroup | None
+    ) -> WeightUpdate | None:
         """Write the weights to shared memory in ``dtype``, or say what ``send`` will send to ``group``; writers return."""
         weight_update = self._learner.publish(group or self._writer, version, probes, dtype)
         return None if self._writer is None else weight_update
@@ -198,7 +199,7 @@ class Rank:
         self._sender = WeightSender(node_address(), backend, world_size, deadline_s)
         return self._sender.group
 
-    def send(self, group: BroadcastGroup, dtype: Dtype) -> None:
+    def send(self, group: BroadcastGroup, dtype: WeightDtype) -> None:
         """Broadcast the weights to ``group``, which must be the open one."""
         if self._rank == 0 and (self._sender is None or self._sender.group != group):
             self._learner.send(None, dtype)  # the other ranks are gathering already

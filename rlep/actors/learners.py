@@ -17,16 +17,22 @@ from ray.exceptions import RayTaskError
 
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.colocation import Colocated
-from rlep.actors.learner_actor import Dtype, LearnerActor, Probes
+from rlep.actors.learner_actor import LearnerActor, Probes
 from rlep.actors.placement import BundleSlot
 from rlep.actors.replicas import ActorStatus, RoleStatus, State
 from rlep.actors.supervised import close_actor, watch_call
 from rlep.config.roles import ActorConfig
 from rlep.config.schema import Config
-from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
+from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError, first_line
 from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
 from rlep.core.waiting import until
-from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, SharedMemoryWeights, WeightUpdate
+from rlep.engines.weights.weight_update import (
+    BroadcastGroup,
+    GroupBackend,
+    SharedMemoryWeights,
+    WeightDtype,
+    WeightUpdate,
+)
 
 WRITTEN_POLL_S = 0.2
 """Seconds between two questions to the ranks whether a checkpoint is complete."""
@@ -164,7 +170,7 @@ class Learners:
         return outcome
 
     async def publish(
-        self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
+        self, version: int, probes: Probes, dtype: WeightDtype, group: BroadcastGroup | None = None
     ) -> WeightUpdate:
         """Write the weights where generators load them from, or say what ``send`` will send to ``group``."""
         answers: list[WeightUpdate | None] = await self._on_all("publish", version, probes, dtype, group)
@@ -178,7 +184,7 @@ class Learners:
         group: BroadcastGroup = await self._all("open_group", backend, world_size, deadline_s)
         return group
 
-    async def send(self, group: BroadcastGroup, dtype: Dtype, deadline_s: float) -> None:
+    async def send(self, group: BroadcastGroup, dtype: WeightDtype, deadline_s: float) -> None:
         """Broadcast the weights. Raises ``WeightSyncError`` when the group failed."""
         await self._all("send", group, dtype, deadline_s=deadline_s)
 
@@ -219,7 +225,7 @@ class Learners:
                 lost = error
             else:
                 return
-        reason = str(lost).partition("\n")[0] if lost else self._lost
+        reason = first_line(lost) if lost else self._lost
         raise LearnerLost(
             f"the learner was lost and is out of restarts (learner.restarts = {self._config.restarts}): {reason}"
         )
@@ -271,7 +277,7 @@ class Learners:
             await asyncio.wait(calls.values(), timeout=SETTLE_S)
             self._failure = _failure(calls, self._rollout, self._failure)
             account = _account(calls)
-            self._lost = account.partition("\n")[0]
+            self._lost = first_line(account)
             raise LearnerLost(account) from error
         finally:
             for waiting in calls.values():
@@ -292,7 +298,7 @@ def _failure(calls: Mapping[str, asyncio.Future[Any]], rollout: int, before: _Fa
 
 def _cause(error: RayTaskError) -> str:
     """Return type and first line of what a rank's method raised."""
-    return f"{type(error.cause).__name__}: {(str(error.cause).splitlines() or [''])[0]}"
+    return f"{type(error.cause).__name__}: {first_line(error.cause)}"
 
 
 def _account(calls: Mapping[str, asyncio.Future[Any]]) -> str:

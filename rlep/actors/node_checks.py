@@ -19,9 +19,10 @@ from rlep.config.roles import FUNCTIONS, VerifierConfig, WorkerRoleConfig
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, EnvironmentFault
 from rlep.core.plural import counted
-from rlep.services.environment.local import factory_digest, local_environments
+from rlep.services.environment.local import local_environments
 from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.user_function import profile_version
+from rlep.services.worker.source import source_digest
 
 
 @ray.remote(num_cpus=0, max_retries=SENT_AGAIN)
@@ -77,7 +78,7 @@ def trials_of(config: Config) -> list[NodeTrial]:
     version = partial(profile_version, profile) if profile.startswith(FUNCTIONS) else str
     trials = [NodeTrial("verifier", "profile", config.verifier, try_verifier, version, "function's file")]
     if factory:
-        digest = partial(factory_digest, factory)
+        digest = partial(source_digest, factory, "environment.factory")
         trials.append(NodeTrial("environment", "factory", config.environment, try_environment, digest, "class's file"))
     return trials
 

@@ -82,7 +82,7 @@ class PrometheusTracker:
             self._mark_progress()
             self._set()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Set nothing any more; the series end half a minute later."""
         self._closed.set()
         self._thread.join()

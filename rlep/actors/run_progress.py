@@ -1,11 +1,15 @@
-"""Progress of a run, as other processes and its user see it."""
+"""Progress of a run and its roles, as other processes and its user see them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rlep.metrics.catalogue import MetricValue
+
+ElasticRole = Literal["generators", "verifiers", "environments"]
+"""Roles whose number of actors can be changed while the run goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
 from rlep.config.roles import GeneratorConfig
-from rlep.core.errors import LearnerLost, ModelError, WeightSyncError
+from rlep.core.errors import ModelError, WeightSyncError
 from rlep.core.waiting import until
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
@@ -93,7 +93,7 @@ class GroupSession:
         difference, sent = await asyncio.gather(take(), sending, return_exceptions=True)
         failed = [outcome for outcome in (difference, sent) if isinstance(outcome, BaseException)]
         for error in failed:
-            if isinstance(error, LearnerLost) or not isinstance(error, WeightSyncError):
+            if not isinstance(error, WeightSyncError):
                 raise error
         if isinstance(difference, BaseException) or failed:
             raise WeightSyncError("; ".join(map(str, failed)))

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlep.core.errors import ConfigError
 from rlep.core.types import Trajectory
 
 Refusal = Literal["not_correct", "truncated", "too_long", "duplicate", "over_cap", "too_few", "quarantined"]
@@ -25,16 +24,6 @@ class Admission:
     """Most responses kept for a question; None keeps all."""
     failed: bool = False
     """True also admits responses whose verdict is ``wrong`` (the paper's negative ablation)."""
-
-    def __post_init__(self) -> None:
-        if self.max_length < 1 or self.min_per_question < 1:
-            raise ConfigError(
-                f"max_length = {self.max_length}, min_per_question = {self.min_per_question}: both must be at least 1"
-            )
-        if self.max_per_question is not None and self.max_per_question < self.min_per_question:
-            raise ConfigError(
-                f"max_per_question = {self.max_per_question} is below min_per_question = {self.min_per_question}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

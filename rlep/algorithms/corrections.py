@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlep.algorithms.loss_values import LOG_BOUND
 from rlep.config.replay import ReplayConfig
 from rlep.config.section import CorrectionConfig, RatioLevel
 from rlep.config.training import LossConfig
 from rlep.core.types import BoolArray, Float64Array, SequenceBatch
-
-LOG_BOUND = 20.0
-"""Log-ratios, and their sums over a sequence, are clamped to ± this before exp."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlep.core.errors import ConfigError
 from rlep.core.types import Group
 
 
-def keep_group(group: Group) -> bool:
-    """Tell whether a group's verdicts differ: correct and not, or in their scores. The overlong penalty plays no part."""
-    return len({member.verdict.credit for member in group.members}) > 1
+def keep_group(group: Group, k: int = 1) -> bool:
+    """Tell whether a group's verdicts differ: correct and not, or in their scores. The overlong penalty plays no part.
+
+    ``k`` of the pass@k advantage: where fewer than k are wrong, each k of them have a correct one, and nothing differs.
+    """
+    wrong = sum(not member.correct for member in group.members)
+    return len({member.verdict.credit for member in group.members}) > 1 and (k == 1 or wrong >= k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +25,15 @@ class RefillReport:
     rounds: int = 0
     kept: int = 0
     all_correct: int = 0
-    """Groups dropped because every verdict was correct."""
+    """Groups dropped because every verdict was correct, or each k of them have a correct one."""
     all_wrong: int = 0
     """Groups dropped because none was, and their scores, where they have any, are equal."""
 
     @classmethod
-    def of(cls, groups: Sequence[Group]) -> RefillReport:
+    def of(cls, groups: Sequence[Group], k: int = 1) -> RefillReport:
         """The report of one round."""
-        dropped = [group for group in groups if not keep_group(group)]
-        correct = sum(all(member.correct for member in group.members) for group in dropped)
+        dropped = [group for group in groups if not keep_group(group, k)]
+        correct = sum(any(member.correct for member in group.members) for group in dropped)
         return cls(1, len(groups) - len(dropped), correct, len(dropped) - correct)
 
     def __add__(self, other: RefillReport) -> RefillReport:
@@ -57,14 +60,6 @@ class Refill:
     """A step samples at most this many times ``target`` prompts."""
     prompts_per_update: int
     """A step that falls short trains on a multiple of this."""
-
-    def __post_init__(self) -> None:
-        if self.prompts_per_update < 1 or self.target < 1 or self.target % self.prompts_per_update:
-            raise ConfigError(
-                f"rollout.prompts = {self.target} is not a multiple of update.prompts = {self.prompts_per_update}"
-            )
-        if self.limit < 1:
-            raise ConfigError(f"rollout.refill_limit = {self.limit}: must be at least 1")
 
     @property
     def max_prompts(self) -> int:

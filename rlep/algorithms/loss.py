@@ -14,15 +14,21 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rlep.algorithms.loss_values import COLUMNS, SOURCES, LossShares, sequence_weights, shares, source_metrics
+from rlep.algorithms.loss_values import (
+    COLUMNS,
+    LOG_BOUND,
+    SOURCES,
+    LossShares,
+    sequence_weights,
+    shares,
+    source_metrics,
+)
 from rlep.config.replay import ReplayConfig
 from rlep.config.settings import section_of
 from rlep.config.training import Aggregation, LossConfig
 from rlep.core.errors import ConfigError
 from rlep.core.types import Float64Array, SequenceBatch
 
-LOG_RATIO_CLAMP = 20.0
-"""The log-ratio is clamped to ± this before exp; no gradient flows beyond it."""
 NO_REPLAY = ReplayConfig()
 
 
@@ -153,13 +159,13 @@ def packed_policy_loss(
     log_ratio = logprobs - old
     if loss.level == "sequence":
         log_ratio = _sequence_mean(log_ratio, packed)
-    ratio = torch.exp(log_ratio.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP))
+    ratio = torch.exp(log_ratio.clamp(-LOG_BOUND, LOG_BOUND))
     policy = ppo_terms(ratio, advantages, loss)
     if loss.surrogate == "cispo":
         policy = cispo_terms(ratio, logprobs, advantages, loss)
     if packed.importance is not None:
         policy = policy * packed.importance
-    policy = _replay_terms(packed, replay, policy, ratio, logprobs)
+    policy = _replay_terms(packed, replay, policy, ratio)
     if packed.high_entropy is not None:
         # After the terms and before the weights: tokens that are left out still count in the mean.
         policy = torch.where(packed.high_entropy, policy, 0.0)
@@ -226,18 +232,15 @@ def policy_loss(
     return loss.to(torch.promote_types(logprobs.dtype, torch.float32)), shares(sums.sums.cpu().numpy())
 
 
-def _replay_terms(
-    packed: PackedTokens, replay: ReplayConfig, policy: Tensor, ratio: Tensor, logprobs: Tensor
-) -> Tensor:
-    """The policy terms ``[R]`` with those of replayed tokens shaped and weighed; beside them −β log π, β · divergence."""
-    if not replay.shaping and replay.weight == 1 and not replay.imitation and not replay.divergence:
+def _replay_terms(packed: PackedTokens, replay: ReplayConfig, policy: Tensor, ratio: Tensor) -> Tensor:
+    """The policy terms ``[R]`` with those of replayed tokens shaped and weighed."""
+    if not replay.shaping and replay.weight == 1:
         return policy
     replayed = packed.mask & packed.replayed[packed.sequences]
     if replay.shaping:
         advantages = _constant(packed.advantages, packed.mask)
         policy = torch.where(replayed, shaped_terms(ratio, advantages, replay.shaping), policy)
-    beside = replay.divergence * divergence_terms(ratio) if replay.divergence else 0.0
-    return torch.where(replayed, replay.weight * policy - replay.imitation * logprobs + beside, policy)
+    return torch.where(replayed, replay.weight * policy, policy)
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
@@ -395,21 +398,13 @@ def shaped_terms(ratio: Tensor, advantages: Tensor, gamma: float) -> Tensor:
     return -advantages * ratio / (ratio + gamma)
 
 
-def divergence_terms(ratio: Tensor) -> Tensor:
-    """Jensen-Shannon divergence of π and μ by samples of μ, per token: p = ½ [log 2/(1 + ρ) + ρ log 2ρ/(1 + ρ)], ρ = π/μ.
-
-    It is 0 at ρ = 1, as its gradient is, and at most ½ log 2 for a smaller ρ (DyJR, arXiv 2603.16157).
-    """
-    return 0.5 * (torch.log(2 / (1 + ratio)) + ratio * torch.log(2 * ratio / (1 + ratio)))
-
-
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """Schulman's estimators of KL(π ‖ reference) per token: k1 = δ, k2 = δ²/2, k3 = e^−δ − 1 + δ with δ = l − l_ref.
 
     As a loss, k1's gradient is zero in expectation on-policy: it belongs in the reward. k2 has the KL's own gradient; k3 is
     GRPO's choice.
     """
-    delta = (logprobs - reference).clamp(-20.0, 20.0)
+    delta = (logprobs - reference).clamp(-LOG_BOUND, LOG_BOUND)
     if estimator == "k1":
         return delta
     if estimator == "k2":

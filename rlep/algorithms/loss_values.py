@@ -17,6 +17,9 @@ from rlep.config.training import LossConfig
 from rlep.core.errors import MixingError
 from rlep.core.types import BoolArray, Float32Array, Float64Array, Int64Array, Sampling, SequenceBatch, Trajectory
 
+LOG_BOUND = 20.0
+"""Log-ratios, and their sums over a sequence, are clamped to ± this, so that exp stays finite; no gradient flows beyond it."""
+
 
 def normalizers(batch: SequenceBatch, loss: LossConfig, *, fixed_length: int = 0) -> Float64Array:
     """The weight of each sequence's tokens ``[S]``, such that the update's loss is Σ over tokens of weight · p.
@@ -86,8 +89,6 @@ def high_entropy_mask(entropies: ArrayLike, mask: ArrayLike, fraction: float) ->
     values, unmasked = np.asarray(entropies, dtype=np.float64), np.asarray(mask, dtype=np.bool_)
     if values.shape != unmasked.shape:
         raise ValueError(f"entropies of shape {values.shape} and mask of shape {unmasked.shape}: must be equal")
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction = {fraction}: must lie in (0, 1]")
     kept = math.ceil(fraction * unmasked.sum())
     if kept == 0:
         return np.zeros_like(unmasked)

@@ -43,11 +43,6 @@ def mix(
             tokens that does not fit, duplicates, an unverified, truncated or overlong replay, or one to a prompt made otherwise.
     """
     _check_counts(prompt.id, fresh, replays, fresh_count, max_replays)
-    if require_replays and len(replays) < max_replays:
-        raise MixingError(
-            f"prompt {prompt.id}: {len(replays)} replays where {max_replays} are required;"
-            f" lower the replay count to {len(replays)}, collect more responses, or stop requiring replays"
-        )
     for trajectory in fresh:
         _check_member(prompt.id, trajectory, tokenizer_digest, environment_digest, vocabulary)
         _check_version(prompt.id, trajectory, policy_version, max_staleness)
@@ -61,6 +56,7 @@ def mix(
         template_digest=template_digest,
         environment_digest=environment_digest,
         allow_failed=allow_failed_replays,
+        required=max_replays if require_replays else 0,
     )
     return Group(prompt, policy_version, tuple(fresh), tuple(replays))
 
@@ -76,11 +72,17 @@ def check_replays(
     template_digest: str = "",
     environment_digest: str = "",
     allow_failed: bool = False,
+    required: int = 0,
 ) -> None:
-    """Refuse replays that may not join a group of a prompt, as ``mix`` does. Raises ``MixingError``.
+    """Refuse replays that may not join a group of a prompt, as ``mix`` does, or fewer than ``required``. Raises ``MixingError``.
 
     ``limit`` is what the trainer calls ``max_tokens``.
     """
+    if len(replays) < required:
+        raise MixingError(
+            f"prompt {prompt_id}: {len(replays)} replays where {required} are required;"
+            f" lower the replay count to {len(replays)}, collect more responses, or stop requiring replays"
+        )
     for trajectory in replays:
         _check_member(prompt_id, trajectory, tokenizer_digest, environment_digest, vocabulary)
         if max_tokens is not None and len(trajectory.tokens) > max_tokens:

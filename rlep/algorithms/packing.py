@@ -1,4 +1,4 @@
-"""Columnar batches of whole groups, and their division into updates, ranks and micro-batches."""
+"""Columnar batches of whole groups, and their division into ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlep.core.errors import ConfigError
 from rlep.core.types import BoolArray, Float32Array, Float64Array, Group, Int64Array, Prompt, SequenceBatch, Trajectory
 
 Assignment = tuple[tuple[Int64Array, ...], ...]
@@ -115,16 +114,6 @@ def spans(starts: Int64Array, lengths: Int64Array) -> Int64Array:
     return np.repeat(shift, lengths) + np.arange(lengths.sum(), dtype=np.int64)
 
 
-def updates(prompts: int, prompts_per_update: int) -> tuple[range, ...]:
-    """Cut the P groups of a step into P / B optimizer updates of whole groups: ranges of group numbers."""
-    if prompts_per_update < 1 or prompts < 1 or prompts % prompts_per_update:
-        raise ConfigError(
-            f"{prompts} prompts per step do not divide into updates of {prompts_per_update} prompts;"
-            " choose prompts per step as a multiple of prompts per update"
-        )
-    return tuple(range(start, start + prompts_per_update, 1) for start in range(0, prompts, prompts_per_update))
-
-
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Limits of a micro-batch, and the cost of a sequence."""
@@ -133,10 +122,6 @@ class Budget:
     """Most tokens (prompts and responses) in a micro-batch; a longer sequence stands alone."""
     attention_length: int = 24_576
     """Length at which attention costs as much as the matrix products: about 6 × the hidden size."""
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1 or self.attention_length < 1:
-            raise ConfigError(f"tokens = {self.tokens}, attention_length = {self.attention_length}: both at least 1")
 
     def cost(self, lengths: NDArray[np.int64]) -> Float64Array:
         """Compute of sequences, in units of one token's matrix products: l + l² / attention_length."""
@@ -149,8 +134,6 @@ def pack(batch: SequenceBatch, ranks: int, budget: Budget, chosen: BoolArray | N
     Every rank gets the same number of micro-batches, so that collectives stay in step; micro-batch i is of like cost
     on every rank. Micro-batches are empty where there are too few sequences. No sequence is lost or split.
     """
-    if ranks < 1:
-        raise ConfigError(f"ranks = {ranks}: must be at least 1")
     lengths = np.diff(batch.offsets)
     costs = budget.cost(lengths)
     order = np.lexsort((np.arange(len(lengths)), -lengths))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlep.algorithms.advantages import zero_variance
 from rlep.algorithms.loss_values import SOURCES
 from rlep.core.types import BoolArray, Float64Array, Group, Int64Array, Trajectory
 
@@ -41,14 +40,11 @@ class RolloutStats:
     groups_short: int
     """Groups with fewer than M replays because the pool has too few responses."""
     groups_without_replays: int
-    groups_without_signal: int
-    """Groups whose scores are all equal."""
 
 
 def rollout_stats(groups: Sequence[Group], scores: ArrayLike, *, max_replays: int) -> RolloutStats:
     """Count groups and their members; ``scores`` are ``[S]``, in the order of the groups' members."""
     members = [member for group in groups for member in group.members]
-    ids = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
     replayed = np.array([at >= len(g.fresh) for g in groups for at in range(len(g.members))], dtype=np.bool_)
     lengths = np.array([member.sampled_length for member in members], dtype=np.float64)
     correct = np.array([member.correct for member in members], dtype=np.float64)
@@ -69,7 +65,6 @@ def rollout_stats(groups: Sequence[Group], scores: ArrayLike, *, max_replays: in
     }
     successes = [sum(member.correct for member in group.fresh) for group in groups]
     most = max((len(group.fresh) for group in groups), default=0)
-    first = np.unique(ids, return_index=True)[1]
     return RolloutStats(
         fresh=by_source["fresh"],
         replay=by_source["replay"],
@@ -77,7 +72,6 @@ def rollout_stats(groups: Sequence[Group], scores: ArrayLike, *, max_replays: in
         groups=len(groups),
         groups_short=sum(len(group.replays) < max_replays for group in groups),
         groups_without_replays=sum(not group.replays for group in groups),
-        groups_without_signal=int(zero_variance(values, ids)[first].sum()),
     )
 
 

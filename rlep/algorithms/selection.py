@@ -54,8 +54,6 @@ def select(
     Raises:
         ConfigError: a strategy whose input the candidates lack.
     """
-    if count < 0:
-        raise ValueError(f"count = {count}: must not be negative")
     if strategy == "uniform":
         return tuple(draw_uniform([prompt_id], [len(candidates)], count, seed=seed, step=step)[0].tolist())
     state = keyed_states(prompt_keys([prompt_id]), seed, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from rlep.check.environment_starts import tool_names
 from rlep.check.finding import Finding
@@ -17,11 +18,11 @@ from rlep.core.plural import counted, named
 from rlep.core.scores import OutOfRange
 from rlep.core.types import Prompt
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
+from rlep.driver.collect import admission_of
 from rlep.driver.crashes import LEAST_QUESTIONS, is_function, undecided_text
 from rlep.driver.replays import choose_method
-from rlep.engines.families import CPU_HEAD_SIZES, check_family
+from rlep.engines.families import CPU_HEAD_SIZES, check_family, check_unquantised, ties_head
 from rlep.engines.tokenizer import context_length, load_tokenizer, vocabulary_size
-from rlep.engines.weights.weight_update import ties_head
 from rlep.hub.resolve import check_index, model_directory, model_text
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
@@ -40,6 +41,8 @@ def options(subject: Subject) -> Iterator[Finding]:
     """Choose the replay method, which checks its options; sections that contradict each other are refused when read."""
     config = subject.config
     choose_method(config)
+    if subject.command == "collect":
+        admission_of(config)
     steps = counted(config.run.steps, "step")
     yield Finding("configuration", "ok", f"{config.run.name}: {steps} of {counted(config.rollout.prompts, 'question')}")
 
@@ -52,8 +55,9 @@ def model(subject: Subject) -> Iterator[Finding]:
     check_divided(config)
     fingerprint(path)
     check_index(path, [file.name for file in path.iterdir()])
+    check_unquantised(path)
     check_heads(subject)
-    check_output_head(config)
+    check_output_head(path)
     check_stops(subject)
     if subject.learns:
         check_family(path, config.context)
@@ -62,12 +66,14 @@ def model(subject: Subject) -> Iterator[Finding]:
 
 
 def teacher(subject: Subject) -> Iterator[Finding]:
-    """Check that the teacher reads the policy's tokens as the policy does, and sequences of their length."""
+    """Check that the learner can load the teacher, and that it reads the policy's tokens and sequences as the policy does."""
     if (path := subject.teacher) is None:
         return
     config, taught = subject.config, subject.config.models[1]
     tokenizer, _ = load_tokenizer(path), fingerprint(path)
+    check_unquantised(path)
     check_family(path, config.context)
+    check_output_head(path)
     check_context(config, taught)
     if tokenizer.digest != subject.tokenizer.digest:
         raise ModelError(
@@ -248,9 +254,8 @@ def check_heads(subject: Subject) -> None:
         )
 
 
-def check_output_head(config: Config) -> None:
-    """Raise ``ModelError`` if the files hold another output head than config.json and the family say, or none at all."""
-    model = model_directory(config.model)
+def check_output_head(model: Path) -> None:
+    """Raise ``ModelError`` if a model's files hold another output head than config.json and the family say, or none at all."""
     try:
         tied = ties_head(model)
     except ModelError:  # vLLM serves more families than transformers knows

@@ -11,11 +11,10 @@ from rlep.config.environment import EnvironmentConfig
 from rlep.core.episodes import Observation, reset_seed
 from rlep.core.errors import DataError
 from rlep.core.plural import counted, named
+from rlep.core.progress import StartPhase
 from rlep.core.types import Prompt
 from rlep.data.prompt_rows import PromptRow
 from rlep.data.prompts import NAMED_CHARACTERS
-from rlep.hub.client import Phase
-from rlep.services.environment import digest
 from rlep.services.environment.local import local_environments
 
 Schemas = Sequence[Mapping[str, object]]
@@ -23,11 +22,6 @@ AT_ONCE = 64
 """Environments of a worker process that have begun and not ended."""
 NAMED = 3
 """Failures that are named."""
-
-
-def environment_digest(config: EnvironmentConfig) -> str:
-    """Names the environment of a run's episodes; empty where they are none. Raises ``ConfigError`` where its file is not here."""
-    return digest.environment_digest(config.factory) if config.factory else ""
 
 
 def tool_names(schemas: Schemas) -> list[str]:
@@ -47,7 +41,7 @@ def tools_of(config: EnvironmentConfig) -> Schemas:
 
 
 def told_texts(
-    config: EnvironmentConfig, rows: Sequence[tuple[str, PromptRow]], phase: Phase | None = None
+    config: EnvironmentConfig, rows: Sequence[tuple[str, PromptRow]], phase: StartPhase | None = None
 ) -> list[str]:
     """Return the text of ``reset`` for each prompt id and row, empty where it returns none.
 

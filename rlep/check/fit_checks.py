@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from rlep.actors.cluster_address import joined_address
-from rlep.actors.ray_private import cores
+from rlep.actors.ray_private import OBJECT_STORE_BYTES, cores
 from rlep.check.finding import CheckSkipped, Finding, Level
 from rlep.check.inputs import Look, Subject, shape_of
 from rlep.check.machine import gpu_memory
@@ -25,7 +25,6 @@ from rlep.plan.host import HostPlan, plan_host
 from rlep.plan.learner import plan_learner
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-OBJECT_STORE_BYTES = 2**30
 LEAST_DISK_BYTES = 2 * 2**30
 """For logs, rollout files and the pool."""
 

@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
-from rlep.check.environment_starts import check_same_rows, environment_digest, tools_of
+from rlep.check.environment_starts import check_same_rows, tools_of
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.prompts_shown import read_prompts
 from rlep.config.schema import Config, ModelConfig
 from rlep.core.errors import ModelError, RlepError
+from rlep.core.progress import StartPhase
 from rlep.core.types import Prompt
 from rlep.data.prompts import PromptSet
 from rlep.engines.dialogue import Dialogue
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
-from rlep.hub.client import Phase
 from rlep.hub.resolve import model_directory
 from rlep.plan.model_shape import ModelShape, read_shape
+from rlep.services.environment.digest import environment_digest
 
 Command = Literal["train", "sft", "collect", "evaluate"]
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class Subject:
     """
 
     def __init__(
-        self, config: Config, command: Command = "train", *, weights: bool = True, phase: Phase | None = None
+        self, config: Config, command: Command = "train", *, weights: bool = True, phase: StartPhase | None = None
     ) -> None:
         """``command`` decides what is read and which roles there are; without ``weights`` a model of the hub is its texts.
 
@@ -122,7 +123,7 @@ class Subject:
         """Return what a command needs. Raises ``ModelError`` or ``DataError`` saying what to fix."""
         rows, digest = vocabulary_size(self.model), fingerprint(self.model)
         taught = fingerprint(self.teacher) if self.teacher is not None else ""
-        digest_of = environment_digest(self.config.environment)
+        digest_of = environment_digest(self.config.environment.factory)
         if digest_of and self.train is not None and self.evaluation is not None:
             check_same_rows(self.train.prompts, self.evaluation.prompts)
         return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation, taught, digest_of, self.dialogue)

@@ -46,7 +46,7 @@ def known_vocabulary(config: Config, pool: PoolStats) -> int | None:
     if pool.vocabulary is not None:
         return pool.vocabulary
     try:
-        model = model_directory(config.model)
+        model = model_directory(config.model, weights=False)
         same = load_tokenizer(model).digest == pool.tokenizer_digest
     except (ModelError, WrongVersionError):  # a client without transformers has no tokenizer to compare
         return None
@@ -68,8 +68,8 @@ def _state(config: Config, pool: PoolClient, stats: PoolStats) -> Iterator[Findi
         "Provenance.tokenizer_digest = rlep.load_tokenizer(MODEL_DIR).digest"
     )
     try:
-        own = load_tokenizer(model_directory(config.model)).digest
-    except ModelError:
+        own = load_tokenizer(model_directory(config.model, weights=False)).digest
+    except (ModelError, WrongVersionError):
         yield Finding("pool tokenizer", "skipped", f"{stated}; model.path = {path} has no tokenizer", remedy)
         return
     if own != stats.tokenizer_digest:

@@ -11,11 +11,11 @@ from pathlib import Path
 from rlep.check.environment_starts import told_texts, tool_names
 from rlep.config.schema import Config
 from rlep.core.plural import counted, named
+from rlep.core.progress import StartPhase
 from rlep.data.prompt_rows import Wanted
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
 from rlep.driver.crashes import is_function
 from rlep.engines.tokenizer import Tokenizer
-from rlep.hub.client import Phase
 
 
 def wanted_of(config: Config, *, training: bool = False, candidates: bool = False, columns: bool = False) -> Wanted:
@@ -24,7 +24,7 @@ def wanted_of(config: Config, *, training: bool = False, candidates: bool = Fals
 
 
 def read_prompts(
-    config: Config, paths: Sequence[Path], tokenizer: Tokenizer, *, training: bool, phase: Phase | None = None
+    config: Config, paths: Sequence[Path], tokenizer: Tokenizer, *, training: bool, phase: StartPhase | None = None
 ) -> PromptSet:
     """The questions of ``paths`` as the model is shown them, and what each opens; with what their environments tell of them.
 

@@ -27,16 +27,17 @@ from rlep.check.pool_checks import pool
 from rlep.check.pool_records import pool_records
 from rlep.config.schema import Config
 from rlep.core.errors import RlepError
+from rlep.core.progress import StartPhase
 from rlep.hub.resolve import resolve
 
 DATA: tuple[Look, ...] = (options, model, teacher, environment, training_data, evaluation_data, verifier)
 BEFORE_ACTORS: tuple[Look, ...] = (pool, *MACHINE, *FIT)
 
 
-def resolved(config: Config) -> Config:
+def resolved(config: Config, note: Callable[[str], None], phase: StartPhase) -> Config:
     """Return ``config`` pinned, with all that it names here; as it is where a name stands for nothing: the checks say why."""
     with suppress(RlepError):
-        return resolve(config, lambda _: None, learns=True)
+        return resolve(config, note, phase=phase, learns=True)
     return config
 
 

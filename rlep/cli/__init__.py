@@ -179,7 +179,9 @@ def plan(
     files: Files,
     overrides: Overrides = None,
     *,
-    gpu_memory: Annotated[float, typer.Option(min=1, metavar="GIB", help="Memory of one GPU in GiB.")] = 80,
+    gpu_memory: Annotated[
+        float, typer.Option(min=1, max=1_000_000, metavar="GIB", help="Memory of one GPU in GiB.")
+    ] = 80,
     as_json: AsJson = False,
 ) -> None:
     """Print what a run will do, in numbers, before anything starts, and whether it fits into GPUs of this memory."""

@@ -49,7 +49,9 @@ def pool_card(name: str, manifest: Manifest, stats: PoolStats) -> Card:
     """Return the card of a pool's export that is pushed as ``name``."""
     sealed = f"sealed with digest `{manifest.sealed}`" if manifest.sealed else f"digest `{manifest.digest}`"
     facts = [
-        f"{counted(manifest.records, 'response')} to {counted(stats.questions, 'question')}, {sealed}",
+        f"{counted(manifest.records - manifest.quarantined, 'response')} to "
+        f"{counted(stats.questions_with[1], 'question')}, {sealed}",
+        *([f"{counted(manifest.quarantined, 'quarantined response')} beside them"] if manifest.quarantined else ()),
         f"tokenizer `{manifest.tokenizer_digest}`"
         + (f", {manifest.vocabulary:,} token ids" if manifest.vocabulary else ""),
         f"at most {counted(manifest.cap, 'response')} a question",
@@ -112,8 +114,10 @@ def _model(model: ModelConfig) -> str:
 
 
 def _evaluated(row: Mapping[str, Any]) -> str:
-    low, high = row["ci"]
-    share = f"{100 * row['avg']:.1f} % ({100 * low:.1f} to {100 * high:.1f}: {row['interval']})"
+    share = f"{100 * row['avg']:.1f} %"
+    if row["ci"]:  # one question has no interval
+        low, high = row["ci"]
+        share += f" ({100 * low:.1f} to {100 * high:.1f}: {row['interval']})"
     return f"{row['data_source']}: avg@{row['n']} {share}, {counted(row['questions'], 'question')}"
 
 

@@ -47,9 +47,12 @@ def check(
 
 def _findings(files: list[Path] | None, overrides: list[str] | None, *, try_parts: bool) -> Generator[Finding]:
     from rlep.check.suite import findings, resolved
+    from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
 
-    config = resolved(load_config(files or (), overrides or ()))
+    config = load_config(files or (), overrides or ())
+    with TerminalProgress() as progress:
+        config = resolved(config, progress.note, progress.phase)
     wrong: set[str] = set()
     for finding in findings(config):
         wrong |= {finding.what} if finding.level == "wrong" else set()

@@ -8,11 +8,12 @@ import os
 import platform
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlep.actors.contact import CONTACT, check_private, read_contact
+from rlep.actors.run_progress import ElasticRole
 from rlep.actors.timeline import write_trace
 from rlep.cli.shell import say_stopping
 from rlep.cli.status import path_rows, share_rows, view
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from rlep.actors.cluster import Cluster
     from rlep.actors.control import Command, RunClient, RunStatus
 
-ActorKind = Literal["generators", "verifiers", "environments"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
+Elastic = Annotated[ElasticRole, typer.Argument(metavar="generators|verifiers|environments", help="The role to scale.")]
 RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
 Address = Annotated[str | None, typer.Option(help="Ray cluster of a run given by name; RAY_ADDRESS or auto otherwise.")]
 Grace = Annotated[float, typer.Option(min=0, help="Seconds that a drained actor has to finish its work.")]
@@ -78,7 +79,7 @@ def timeline(
 
 
 def scale(
-    role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers|environments", help="The role to scale.")],
+    role: Elastic,
     count: Annotated[int, typer.Argument(metavar="N", min=1, help="The desired number.")],
     run: RunName,
     address: Address = None,
@@ -145,8 +146,11 @@ async def _answer(run: RunClient, command: Command) -> RunStatus:
     return await doing
 
 
-def run_cluster(run: str, address: str | None) -> Cluster:
-    """The cluster of a run, given by its directory or by its name; the environment is set before Ray is imported."""
+def run_cluster(run: str, address: str | None, option: str = "--address") -> Cluster:
+    """The cluster of a run, given by its directory or by its name; the environment is set before Ray is imported.
+
+    ``option`` is what the user gives ``address`` by.
+    """
     contact = read_contact(Path(run))
     named = address or os.environ.get("RAY_ADDRESS") or ("auto" if _started_here() else None)
     if contact is None and Path(run).is_dir():
@@ -158,7 +162,7 @@ def run_cluster(run: str, address: str | None) -> Cluster:
     if contact is None and named is None:
         raise ConfigError(
             f"no Ray cluster to look for run {run} on: a private run is found by its directory (e.g. runs/{run}); "
-            "for a run on a cluster give --address, or set RAY_ADDRESS"
+            f"for a run on a cluster give {option}, or set RAY_ADDRESS"
         )
     if contact is not None and contact.token_file is not None:
         if contact.host != platform.node():
@@ -170,7 +174,7 @@ def run_cluster(run: str, address: str | None) -> Cluster:
     if named is None:  # whoever wrote the file could name any address, whose answers this process would unpickle
         raise ConfigError(
             f"{Path(run) / CONTACT} names the Ray cluster {contact.address if contact else ''}, which you have not: if it is "
-            "the run's, repeat the command with that --address, or set RAY_ADDRESS"
+            f"the run's, repeat the command with that {option}, or set RAY_ADDRESS"
         )
     from rlep.actors.cluster import Cluster
     from rlep.config.roles import ClusterConfig

@@ -17,7 +17,7 @@ from rich.text import Text
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.cli.shell import say_stopping
 from rlep.cli.terminal import Terminal
-from rlep.driver.ports import Advance
+from rlep.core.progress import Advance
 
 SHOWN = {
     "reward": "rollout/reward",

@@ -34,12 +34,12 @@ def push(
     from rlep.cli.cards import files_below, link_file, model_card
     from rlep.core.jsonl import read_lines
     from rlep.driver.checkpoint import choose_checkpoint
+    from rlep.driver.run_directory import stored_config
     from rlep.hub.repository import Repository
-    from rlep.launch.evaluate import stored_config
 
     if not (run / "checkpoints").is_dir():
         raise ConfigError(f"{run} is no directory of a training run: it has no checkpoints")
-    config = stored_config(run / "config.json")
+    config = stored_config(run)
     chosen, why = choose_checkpoint(run / "checkpoints", config.checkpoint.best)
     step, log = chosen.state.step, run / "evaluations.jsonl"
     evaluated = [row for row in read_lines(log) if row["step"] == step] if log.is_file() else []

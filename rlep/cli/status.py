@@ -90,9 +90,9 @@ def last_step(status: RunStatus) -> list[str]:
         age = f", mean age {found['replay/age']:.1f} steps" if "replay/age" in found else ""
         lines.append(f"replays: {found['replay/trajectories']} in the step{age}")
     if "live/responses" in found:
+        retired = f", {found['live/retired']} retired" if "live/retired" in found else ""  # exgrpo alone retires
         lines.append(
-            f"live replay: {found['live/responses']} responses, {found['live/questions']} questions with enough of them, "
-            f"{found['live/retired']} retired"
+            f"live replay: {found['live/responses']} responses, {found['live/questions']} questions with enough of them{retired}"
         )
     if breakdown is not None:
         path = [f"{what} {s:.2f} s ({_share(s, breakdown)})" for what, s in breakdown.path_seconds().items()]

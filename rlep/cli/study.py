@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,12 +102,13 @@ def _base(study: StudySpec) -> Base:
 
 
 def _show(found: Found) -> None:
-    from rlep.study.study_report import write_report
-    from rlep.view.study_tables import read_report
+    """Print what was found; it is written where an arm is complete, so that nothing takes the place of a kept report."""
+    from rlep.study.study_report import summary, write_report
 
-    page = write_report(found)
-    _print(read_report(page.with_name("study.json")))
-    typer.echo(f"report: {page}")
+    page = write_report(found) if found.runs else None
+    _print(json.loads(json.dumps(summary(found))))  # as it is read again
+    if page is not None:
+        typer.echo(f"report: {page}")
 
 
 def _print(whole: Mapping[str, Any]) -> None:

@@ -18,11 +18,6 @@ class EnvironmentConfig(WorkerRoleConfig):
         None,
         excludes=[
             clashes(
-                "replay.group",
-                "prefix",
-                because="no response can go on from the beginning of a stored episode without its environment; choose another",
-            ),
-            clashes(
                 "rollout.partial",
                 "abort",
                 because="an episode keeps the turns that are complete, so that it has tokens of several versions anyway; "

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlep.config.sampling import SamplingConfig
 from rlep.config.section import CorrectionConfig, Count, Positive, Rule, Section, clashes, needs, option, rules
+from rlep.core.errors import ConfigError
 
 _COUNT = needs("replay.count", because="set the replays of a group, or replay.count = 0 itself for none")
 _LIVE = needs("replay.source", "live", "both", because="it is about the run's own responses")
@@ -22,11 +23,6 @@ _WARM = (
     'set loss.temperature = "rollout": log-probs are those of temperature 1, so importance weights of another are wrong'
 )
 _AT_ONE = {"loss.temperature": (1,)}
-_NO_TERMS = (
-    "a prefix is context: no replayed token is in the loss, and a group without a stored success is like any other"
-)
-_TERMS = {"old_logprobs": "recompute", "weight": 1, "imitation": 0, "divergence": 0, "failed": 0, "require": False}
-"""Keys about replayed tokens at their defaults; ``shaping`` needs other ``old_logprobs``, ``correction`` is checked apart."""
 
 Selection = Literal[
     "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
@@ -52,9 +48,8 @@ class ReplayConfig(Section):
     """Replay of successes from the experience pool."""
 
     method: str = option("rlep", requires=[_COUNT])
-    """Method of questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, ``prefix``,
-    ``priority``, ``recall``, ``mix``, ``dyjr``, or your own ``python:module:Class``. A method brings values for the keys below;
-    those set in the same file or later win."""
+    """Method of questions, replays and terms: ``rlep`` (paper), ``live``, ``exgrpo``, ``luffy``, or your own
+    ``python:module:Class``. A method brings values for the keys below; those set in the same file or later win."""
     options: dict[str, float] = Field(default_factory=dict)
     """Numbers of the method, by its class's attributes, e.g. ``start_accuracy = 0.1`` for ``exgrpo``."""
     count: Count = 0
@@ -64,26 +59,18 @@ class ReplayConfig(Section):
     source: Literal["offline", "live", "both"] = option("offline", requires=[_COUNT])
     """``offline``: the pool that ``rlep collect`` filled (paper). ``live``: this run's own earlier successes, in the pool
     ``<run.name>.live``. ``both``: either."""
-    group: Literal["add", "replace", "prefix"] = option(
+    group: Literal["add", "replace"] = option(
         "add",
-        requires=[
-            _COUNT,
-            needs(
-                "replay.count", 1, when=("prefix",), because="all responses of a group go on from the same beginning"
-            ),
-            *(needs(f"replay.{key}", value, when=("prefix",), because=_NO_TERMS) for key, value in _TERMS.items()),
-        ],
+        requires=[_COUNT],
         excludes=[
             clashes(
                 "replay.only_below", because="who gets replays would be known only after all G responses are generated"
             ),
             clashes("rollout.max_staleness", because="requests are sent before replays are drawn"),
             clashes("update.stream", because="requests are sent before replays are drawn"),
-            clashes("replay.correction", when=("prefix",), because=_NO_TERMS),
         ],
     )
-    """``add``: a group is G fresh responses and m ≤ M replays (paper). ``replace``: of G in all, m are replays. ``prefix``: all G
-    go on from the beginning of one, which is context and not trained."""
+    """``add``: a group is G fresh responses and m ≤ M replays (paper). ``replace``: of G in all, m are replays."""
     selection: Selection = option(
         "uniform",
         requires=[
@@ -99,7 +86,8 @@ class ReplayConfig(Section):
     """Choice of M from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones;
     ``newest`` by the step they come from."""
     per_question: Positive = option(16, requires=[_LIVE])
-    """Live responses of a prompt that are kept: its newest."""
+    """Live responses of a prompt that are kept: its newest. One that has left, by this or by ``max_age``, and is sampled anew
+    is stored again only (``checkpoint.keep`` + 1) × ``checkpoint.every`` steps later, when no checkpoint needs the old one."""
     max_age: Count = option(0, requires=[_LIVE])
     """Steps after which a live response is not replayed any more; 0: never."""
     age_decay: float = option(
@@ -150,25 +138,6 @@ class ReplayConfig(Section):
     """γ: replays are trained by −A·f(ratio), f(x) = x/(x+γ), without clip (LUFFY, ExGRPO: 0.1); 0 is off."""
     weight: float = option(1.0, requires=[_COUNT], ge=0)
     """λ: factor of the policy term of replayed tokens."""
-    imitation: float = option(
-        0.0,
-        requires=[_COUNT],
-        excludes=[clashes("replay.failed", because="it would imitate wrong responses as well")],
-        ge=0,
-    )
-    """β: each replayed token adds −β · log π to the loss, whatever its advantage (CHORD, MIX); with ``weight = 0`` that alone."""
-    divergence: float = option(
-        0.0,
-        requires=[
-            _COUNT,
-            needs("replay.old_logprobs", "behaviour", because="it is that of the policy to the sampler"),
-            needs("loss.level", "token", because="it is of a token's own ratio"),
-        ],
-        excludes=[clashes("replay.failed", because="it would keep wrong responses likely as well")],
-        ge=0,
-    )
-    """β: each replayed token adds β times the Jensen-Shannon divergence of the policy and its sampler to the loss (DyJR); with
-    ``weight = 0`` that alone."""
     start_step: Count = option(0, requires=[_COUNT])
     """Steps before the first replay."""
     other_template: Literal["refuse", "render"] = option("refuse", requires=[_COUNT])
@@ -184,6 +153,21 @@ class ReplayConfig(Section):
         if self.schedule == "constant":
             return self.count
         return math.floor(self.count - self.count * min(step / steps, 1.0) + 0.5)
+
+    def check_schedule(self, steps: int) -> None:
+        """Raise ``ConfigError`` where no step of a run of ``steps`` has replays, though some are asked for."""
+        if self.start_step >= steps:
+            raise ConfigError(f"replay.start_step = {self.start_step} leaves no step for replays: the run has {steps}")
+        if self.count and not self.count_at(self.start_step, steps):
+            raise ConfigError(
+                f'replay.schedule = "{self.schedule}" with replay.count = {self.count} and replay.start_step = '
+                f"{self.start_step} rounds to no replay in any of {steps} steps; begin earlier, or raise the count"
+            )
+
+    @property
+    def compares_stored(self) -> bool:
+        """True where stored log-probs of replays enter the loss."""
+        return self.old_logprobs == "behaviour" or self.correction is not None
 
     @property
     def offline_minimum(self) -> int:

@@ -192,7 +192,8 @@ class RolloutConfig(SamplingConfig):
     stop_tokens: tuple[Count, ...] = ()
     """Ids of tokens that end a response beside the EOS, in evaluation and collection too."""
     deadline_s: Seconds = 3600
-    """Longest rollout of one step; then the run ends with an error that counts the missing samples."""
+    """Longest rollout of one step; then the run ends with an error that counts the missing samples. One with more responses,
+    e.g. an evaluation, has in proportion more, and with ``max_staleness`` that of the rollouts before it as well."""
     dynamic_sampling: bool = False
     """DAPO: drop prompts whose verdicts (and scores, if the verifier gives any) are all equal and draw others."""
     refill_limit: Positive = 4
@@ -401,9 +402,12 @@ class Config(Section):
             )
         if reward.correct <= reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
-        lone = rollout.fresh == 1 and self.replay.count == 0 and self.advantage.estimator != "batch"
-        if lone and self.loss.reward_coef:
-            raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
+        lone = rollout.fresh == 1 and (self.replay.count == 0 or self.replay.start_step > 0)
+        if lone and self.loss.reward_coef and (self.advantage.estimator != "batch" or rollout.dynamic_sampling):
+            until = f" before replay.start_step = {self.replay.start_step}" if self.replay.count else ""
+            raise ConfigError(
+                f"rollout.fresh = 1 without replays{until}: a group of one has no advantage; use 2 or more"
+            )
         if update.schedule != "constant" and self.schedule_end <= update.warmup:
             raise ConfigError(
                 f'update.schedule = "{update.schedule}" begins after update.warmup = {update.warmup}, and the run has '
@@ -413,6 +417,11 @@ class Config(Section):
     def _check_rewards(self) -> None:
         """Refuse what acts on the rewards' term of the loss alone where ``loss.reward_coef = 0`` takes that away."""
         loss, replay = self.loss, self.replay
+        if not (loss.reward_coef or loss.teacher or loss.entropy_coef):
+            raise ConfigError(
+                "loss.reward_coef = 0 without loss.teacher: the KL is to the model that the run begins with, and is 0; name a "
+                "teacher"
+            )
         if loss.reward_coef or loss.kl_estimator == "k1":  # which is part of that term
             return
         useless = {
@@ -431,9 +440,11 @@ class Config(Section):
 
     def _check_replay(self) -> None:
         replay, fresh = self.replay, self.rollout.fresh
-        if replay.start_step >= self.run.steps:
+        replay.check_schedule(self.run.steps)
+        if replay.source == "live" and replay.per_question < replay.minimum:
             raise ConfigError(
-                f"replay.start_step = {replay.start_step} leaves no step for replays: run.steps = {self.run.steps}"
+                f"replay.per_question = {replay.per_question} keeps fewer responses of a question than replay.minimum = "
+                f"{replay.minimum} asks for: none would be replayed"
             )
         if replay.group == "replace" and replay.count + replay.failed >= fresh:
             raise ConfigError(
@@ -443,6 +454,12 @@ class Config(Section):
         if replay.source == "offline":
             return
         source = f'replay.source = "{replay.source}"'
+        if self.rollout.max_staleness and replay.compares_stored:
+            raise ConfigError(
+                f"{source} with rollout.max_staleness and stored log-probs: a live response is stored with the learner's, and "
+                'earlier weights sampled it; set replay.old_logprobs = "recompute" and leave replay.correction out, or '
+                "rollout.max_staleness = 0"
+            )
         if len(self.run.name) > LONGEST_LIVE_NAME:
             raise ConfigError(f"{source} with run.name = {self.run.name}: at most {LONGEST_LIVE_NAME} characters")
 
@@ -454,7 +471,14 @@ class Config(Section):
             self.evaluation.every,
             self.run.steps,
         )
-        if not (best or "").startswith("evaluation/") or saves >= steps or self.evaluation.compute:
+        if not (best or "").startswith("evaluation/") or saves >= steps:
+            return
+        if self.evaluation.compute:
+            if saves > 1:
+                raise ConfigError(
+                    f"checkpoint.best = {best!r} with evaluation.compute: it evaluates after steps that nobody knows before, and "
+                    f"only every checkpoint.every = {saves}th has a checkpoint; set checkpoint.every = 1, or evaluation.every"
+                )
             return
         both = math.lcm(saves, evaluates)  # 0 where only the ends are evaluated
         if not both or both >= steps:

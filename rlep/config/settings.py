@@ -60,35 +60,35 @@ def load_config(files: Sequence[Path] = (), overrides: Iterable[str] = ()) -> Co
 def _layered(layers: Iterable[tuple[Path, Tree]], overrides: Iterable[str], *, methods: bool = False) -> Config:
     """The config of files' trees and, on top of them, overrides; an error names the file that holds key or value.
 
-    ``methods``: a layer that sets ``replay.method`` stands on the method's own values. A stored config has them already, and
-    reading it runs nobody's code.
+    ``methods``: the last layer that sets ``replay.method`` stands on the method's own values. A stored config has them already,
+    and reading it runs nobody's code.
     """
-    tree: Tree = {}
-    sources: dict[str, str] = {}
+    trees: list[tuple[str, Tree]] = []
     for file, layer in layers:
         try:
             _refuse_unknown(layer, Config, "")
         except ConfigError as error:
             raise ConfigError(f"{file}: {error}") from None
-        if methods:
-            _merge(tree, _of_method(layer))
-        _merge(tree, layer)
-        sources |= dict.fromkeys(_flat(layer), f"{file}: ")
+        trees.append((f"{file}: ", layer))
     given: Tree = {}
     for text in overrides:
         _merge(given, _override(text))
-    if methods:
-        _merge(tree, _of_method(given))
-    _merge(tree, given)
-    sources |= dict.fromkeys(_flat(given), "")
+    trees.append(("", given))
+    naming = [place for place, (_, layer) in enumerate(trees) if _method_of(layer) is not None]
+    tree: Tree = {}
+    sources: dict[str, str] = {}
+    for place, (source, layer) in enumerate(trees):
+        if methods and naming[-1:] == [place]:
+            _merge(tree, {"replay": settings_of(str(_method_of(layer)))})
+        _merge(tree, layer)
+        sources |= dict.fromkeys(_flat(layer), source)
     return parse_config(tree, sources)
 
 
-def _of_method(layer: Tree) -> Tree:
-    """The values that the replay method of a layer brings; none where the layer names no method."""
+def _method_of(layer: Tree) -> str | None:
     section = layer.get("replay")
     name = section.get("method") if isinstance(section, Mapping) else None
-    return {"replay": settings_of(name)} if isinstance(name, str) else {}
+    return name if isinstance(name, str) else None
 
 
 def parse_config(tree: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Config:

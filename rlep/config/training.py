@@ -64,8 +64,8 @@ class AdvantageConfig(Section):
     """Divisor: standard deviation of the group (``leave-one-out`` has none), of all tokens of the rollout, whose mean is then 0
     (``batch``; with ``estimator = "group"`` REINFORCE++-baseline), or 1 (``none``: Dr.GRPO)."""
     drop_constant: bool = False
-    """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there
-    either way, and are not computed. KL and entropy, where they are on, act on them all the same."""
+    """Leave groups whose advantages are all 0, as where all rewards are equal, out of the policy's loss and its token count:
+    they have no gradient there either way, and are not computed. KL and entropy, where they are on, act on them all the same."""
     count_constant: bool = option(
         False,
         requires=[

@@ -108,3 +108,8 @@ class StaleCheckpoint(CheckpointError):
 
 class UpdateError(RlepError, RuntimeError):
     """An optimizer update that cannot be applied."""
+
+
+def first_line(error: BaseException | str) -> str:
+    """An error without the traceback or the C++ stack that follows it."""
+    return str(error).partition("\n")[0]

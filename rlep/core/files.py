@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +36,11 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False, shar
     """Put ``content``, text as UTF-8, in the place of ``path`` as ``replace_with`` does."""
     with replace_with(path, private=private, shared=shared) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Write a JSON file for readers, keys in order, as ``write_whole`` does."""
+    write_whole(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def sha256_of(path: Path) -> str:

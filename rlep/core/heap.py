@@ -24,15 +24,15 @@ def keep_freed_memory(limit: int | None = 64 * 2**20, *, one_arena: bool = False
             mallopt(_ARENA_MAX, 1)
 
 
-def return_freed_memory(block: int = 16 * 2**10) -> None:
-    """Have glibc give every freed block above ``block`` bytes back at once, so that resident memory is memory in use.
+def return_freed_memory() -> None:
+    """Have glibc give every freed block above 16 KiB back at once, so that resident memory is memory in use.
 
     It takes back what ``keep_freed_memory`` said, and is for measurements.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
-        library.mallopt(_MMAP_THRESHOLD, block)
-        library.mallopt(_TRIM_THRESHOLD, block)
+        for option in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            library.mallopt(option, 16 * 2**10)
         library.malloc_trim(0)
 
 

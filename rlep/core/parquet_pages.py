@@ -60,6 +60,8 @@ def check_pages(
 
 
 def _pages(path: Path, file: Any, chunk: Any, size: int) -> Pages:
+    if not chunk.num_values:  # it may have no page at all; Arrow reads none
+        return Pages(0, 0, frozenset())
     at, dictionary_at = chunk.data_page_offset, chunk.dictionary_page_offset
     if dictionary_at and 0 < dictionary_at < at:  # as Arrow finds a column's first page
         at = dictionary_at

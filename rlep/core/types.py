@@ -34,6 +34,9 @@ UNDECIDED: tuple[Status, ...] = ("timeout", "out_of_memory", "crashed")
 LATENCY_BOUNDS: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Upper bounds of the buckets that verdicts are counted in by their time, in seconds; a last one holds the rest."""
 
+ALL = (1 << 31) - 1
+"""More responses than a prompt can have: a cap that none reaches, a sample that leaves none out."""
+
 
 def prompt_id_of(question: str, reference: str) -> str:
     """The content hash (32 hex digits) that names a prompt: NFC-normalised, whitespace-collapsed question + reference."""
@@ -106,8 +109,6 @@ class Prompt:
     """Its row in the data, a JSON object, where the verifier is a function, or the environment, that may ask for it."""
     told: str = ""
     """The text with which its environment begins, at the end of ``question``; ``id`` is that of the question without it."""
-    given: int = 0
-    """The last so many of ``tokens`` are the beginning of a stored response, which its responses go on from."""
 
     @property
     def asked(self) -> Asked:
@@ -147,8 +148,7 @@ class Request:
     sample: int
     seed: int
     given: int = 0
-    """The last so many of ``tokens`` are a part of the response: ``Prompt.given``, or the episode so far. They count toward
-    ``Sampling.max_tokens``."""
+    """The last so many of ``tokens`` are a part of the response: the episode so far. They count in ``Sampling.max_tokens``."""
     episode: str = ""
     """Id of the episode that it is a turn of; empty: the whole response."""
 
@@ -270,6 +270,8 @@ class Trajectory:
     """Policy version of each token, ``[T]``; None: all are ``provenance.policy_version``'s. Not stored in a pool."""
     sampled: BoolArray | None = None
     """``[T]``; False for tokens that an environment wrote, whose log-probs are 0. None: all are the policy's."""
+    birth: int = -1
+    """The step of this run that it comes from, where it is a replay of the run's own; else −1. Not stored in a pool."""
 
     @property
     def sampled_length(self) -> int:
@@ -306,11 +308,6 @@ class Trajectory:
         return content_id_of(self.prompt_id, self.tokens)
 
     @property
-    def birth(self) -> int:
-        """The step of this run that it comes from, where it is a replay of the run's own; else −1."""
-        return int(self.metadata.get("birth", -1))
-
-    @property
     def correct(self) -> bool:
         """True if the verifier found the answer correct."""
         return self.verdict.status == "correct"
@@ -329,6 +326,11 @@ class Group:
     def members(self) -> tuple[Trajectory, ...]:
         """Fresh ones first, then replays: the order of every per-group array."""
         return self.fresh + self.replays
+
+    @property
+    def rescued(self) -> bool:
+        """A replay is correct, and no fresh response."""
+        return any(member.correct for member in self.replays) and not any(member.correct for member in self.fresh)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

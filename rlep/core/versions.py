@@ -63,8 +63,9 @@ def _remedy(module: str) -> str:
 
 
 def _numbers(found: str) -> tuple[int, ...]:
-    """``(2, 60, 0)`` of ``2.60.0`` or ``2.60.0.post1``; what is no number counts as 0."""
-    return tuple(int(part) if part.isdigit() else 0 for part in found.partition("+")[0].split(".")[:3])
+    """``(2, 60, 0)`` of ``2.60``, ``2.60.0`` or ``2.60.0.post1``; what is no number counts as 0."""
+    parts = [*found.partition("+")[0].split("."), "", ""]
+    return tuple(int(part) if part.isdigit() else 0 for part in parts[:3])
 
 
 def _spelled(numbers: tuple[int, ...]) -> str:

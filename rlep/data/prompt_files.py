@@ -121,19 +121,20 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    start = 0
+    start, few = 0, wanted.candidates or wanted.columns
+    size = CANDIDATE_ROWS if few else BATCH_ROWS
     try:
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
         adapter = adapter_for(schema.names, wanted)
         if adapter is None:
             raise unknown_columns(schema.names, path, wanted)
-        columns, few = _wanted_columns(schema, wanted), wanted.candidates or wanted.columns
+        columns = _wanted_columns(schema, wanted)
         stored = columns_below(metadata, columns)
         check_pages(path, metadata, columns=stored)
         # As dictionaries, so that a text that is repeated is not unpacked over and over before its size is known.
         with pq.ParquetFile(path, read_dictionary=stored, buffer_size=READ_BUFFER if few else 0) as file:
-            for batch in file.iter_batches(batch_size=CANDIDATE_ROWS if few else BATCH_ROWS, columns=columns):
+            for batch in file.iter_batches(batch_size=size, columns=columns):
                 for part in _parts(batch, path, start):
                     for offset, raw in enumerate(part.to_pylist()):
                         yield adapt(adapter, raw, path, f"row {start + offset + 1}", wanted)
@@ -141,7 +142,7 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}, rows {start + 1} to {start + BATCH_ROWS}: text that is not UTF-8: {error}") from error
+        raise DataError(f"{path}, rows {start + 1} to {start + size}: text that is not UTF-8: {error}") from error
 
 
 def _wanted_columns(schema: Any, wanted: Wanted) -> list[str]:

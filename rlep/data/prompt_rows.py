@@ -156,9 +156,7 @@ def _fault(raw: Mapping[str, object], key: str) -> str:
 
 
 def _verl_row(raw: Mapping[str, object], stem: str) -> PromptRow:
-    reward = raw.get("reward_model")
-    if isinstance(reward, str):
-        reward = json.loads(reward)
+    reward = _reward_of(raw)
     if reward is not None and not isinstance(reward, dict):
         raise ValueError(f"reward_model is {type(reward).__name__}, expected a struct with ground_truth")
     row = PromptRow(_messages(raw.get("prompt")), _reference((reward or {}).get("ground_truth")), _source(raw, stem))
@@ -169,11 +167,15 @@ def _verl_row(raw: Mapping[str, object], stem: str) -> PromptRow:
     return row
 
 
+def _reward_of(raw: Mapping[str, object]) -> object:
+    """``reward_model``, which some write as JSON."""
+    reward = raw.get("reward_model")
+    return json.loads(reward) if isinstance(reward, str) else reward
+
+
 def _candidates(raw: Mapping[str, object]) -> tuple[str, ...]:
     """Answers as texts: ``reward_model.candidates``, else ``candidates``, else none."""
-    reward = raw.get("reward_model")
-    if isinstance(reward, str):
-        reward = json.loads(reward)
+    reward = _reward_of(raw)
     found = reward.get("candidates") if isinstance(reward, dict) else None
     found = raw.get("candidates") if found is None else found
     if found is None:
@@ -187,11 +189,15 @@ def _candidates(raw: Mapping[str, object]) -> tuple[str, ...]:
 
 def _columns(raw: Mapping[str, object], source: str) -> str:
     """The row as JSON, times as text, without bytes and without its own responses; it always has a ``data_source``."""
-    columns = _plain_mapping({name: value for name, value in raw.items() if name != "candidates"})
-    reward = columns.get("reward_model")
-    if isinstance(reward, dict):
-        reward.pop("candidates", None)
-    return json.dumps({"data_source": source} | columns, sort_keys=True)
+    columns = {name: value for name, value in raw.items() if name != "candidates"}
+    try:
+        reward = _reward_of(raw)
+    except ValueError:  # a text of another meaning
+        reward = None
+    if isinstance(reward, dict) and "candidates" in reward:
+        rest = {name: value for name, value in reward.items() if name != "candidates"}
+        columns["reward_model"] = json.dumps(rest) if isinstance(raw["reward_model"], str) else rest
+    return json.dumps({"data_source": source} | _plain_mapping(columns), sort_keys=True)
 
 
 def _plain_mapping(value: Mapping[str, object]) -> dict[str, object]:
@@ -229,7 +235,8 @@ def _final_answer(reference: str) -> str:
 def _source(raw: Mapping[str, object], stem: str) -> str:
     """The data source without line breaks and spaces that a name of a metric cannot have."""
     source = raw.get("data_source")
-    return " ".join((source if isinstance(source, str) else "").split()) or stem
+    names = (source if isinstance(source, str) else "", stem, "data")
+    return next(name for text in names if (name := " ".join(text.split())))
 
 
 def _messages(prompt: object) -> tuple[Message, ...]:

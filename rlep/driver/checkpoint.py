@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
-from rlep.core.files import write_whole
+from rlep.core.files import write_json
 from rlep.core.waiting import silence
 from rlep.driver.ports import Learner
 from rlep.driver.run_state import RunState
@@ -247,11 +247,6 @@ def _score(path: Path, metric: str) -> float | None:
         return None
     known = state.metric == metric and state.score is not None and math.isfinite(state.score)
     return state.score if known else None
-
-
-def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write a JSON file that is on disk, whole, when this returns; an older one stays until then."""
-    write_whole(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def _commit(part: Path, final: Path, state: Mapping[str, object]) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rlep.algorithms.admission import Admission, Coverage, Refusal, admit
-from rlep.core.errors import PoolError
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError, PoolError
+from rlep.core.files import write_json
 from rlep.core.jsonl import JsonLines, read_lines
 from rlep.core.plural import counted
 from rlep.core.types import OVER_CAP, QUARANTINED, Prompt, Trajectory
-from rlep.driver.checkpoint import write_json
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
 from rlep.driver.ports import ReplayPool, RolloutBars
@@ -40,6 +41,16 @@ class Collected:
     correct: int
 
 
+def admission_of(config: Config) -> Admission:
+    """Return the conditions under which a response is collected. Raises ``ConfigError`` where none could meet them."""
+    least, most = config.replay.minimum, config.collection.cap
+    if most < least:
+        raise ConfigError(
+            f"collection.cap = {most} keeps fewer responses of a question than replay.minimum = {least} asks for"
+        )
+    return Admission(config.rollout.max_tokens, least, most)
+
+
 class Collector:
     """One collection over an open run directory; continued where it stopped, question by question."""
 
@@ -58,7 +69,7 @@ class Collector:
         self._prompts = prompts
         self._begun = time.monotonic() - max((float(line["wall_s"]) for line in self._done.values()), default=0.0)
         config = run.config
-        self._admission = Admission(config.rollout.max_tokens, config.replay.minimum, config.collection.cap)
+        self._admission = admission_of(config)
         self._failing = Admission(config.rollout.max_tokens, 1, config.collection.failed or None, failed=True)
 
     async def run(self) -> Collected:

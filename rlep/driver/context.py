@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rlep.algorithms.dynamic_sampling import RefillReport
 from rlep.config.schema import Config
-from rlep.core.types import Group, Prompt, Trajectory
+from rlep.core.types import Group, Prompt
 from rlep.driver.clock import Clock
 from rlep.driver.ports import Generators, Learner, Progress, ReplaySource, Rollouts, Verifiers, Weights
 from rlep.methods.replay_method import ReplayMethod, Visit
@@ -78,9 +78,9 @@ class Step:
     """Groups that it sampled and the step does not train on."""
     visits: list[Visit] = field(default_factory=list)
     """The prompts that were rolled out, in the order of their groups."""
-    begun: list[Trajectory] = field(default_factory=list)
-    """Replays that groups go on from, with ``replay.group = "prefix"``."""
+    asked: frozenset[str] = frozenset()
+    """Prompts that its replays were drawn for: all, or those that its method chose."""
     accepting: int = 0
-    """Prompts whose fresh responses let replays into their group, whether or not any were stored."""
+    """Those of ``asked`` whose fresh responses let replays into their group, whether or not any were stored."""
     candidate_tokens: int = 0
     """Prompt and response tokens of stored responses that were scored to choose among them."""

@@ -30,8 +30,7 @@ class IdleSteps:
             MixingError: ``replay.idle_steps`` is reached.
             UpdateError: ``update.idle_steps`` is reached.
         """
-        reached = metrics.get("loss/tokens/replay") or metrics.get("prefix/groups")
-        replays = self.replays + 1 if wanted and not reached else 0
+        replays = self.replays + 1 if wanted and not metrics.get("loss/tokens/replay") else 0
         updates = 0 if metrics.get("update/grad_norm_max") else self.updates + 1
         if 0 < config.replay.idle_steps <= replays:
             raise MixingError(

@@ -8,8 +8,8 @@ checkpoint; the pool holds the records under their content ids and nothing else.
 seed, step and prompt id, and neither the order of insertions nor repeated ones can change it. What a lost future inserted
 is in no checkpoint: it is never drawn, and removed when the run is restored.
 
-A response that has left V stays in the pool while a checkpoint may still need it (``checkpoint.keep`` · ``checkpoint.every``
-steps); until then the same tokens are not inserted again.
+A response that has left V stays in the pool while a checkpoint may still need it ((``checkpoint.keep`` + 1) ·
+``checkpoint.every`` steps: the newest may break off while it is written); until then the same tokens are not inserted again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from rlep.algorithms.live_draws import draw_ids, seen
 from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, PoolError
+from rlep.core.files import write_json
 from rlep.core.plural import counted
-from rlep.core.types import QUARANTINED, Trajectory
+from rlep.core.types import ALL, QUARANTINED, Trajectory
 from rlep.driver.ports import ReplayPool, ReplaySource
-from rlep.driver.replays import EVERY
 from rlep.driver.step import StepOutcome
 from rlep.driver.values import ScoredMiniBatch
 from rlep.metrics.catalogue import MetricValue
@@ -38,7 +38,7 @@ from rlep.metrics.catalogue import MetricValue
 FILE = "live.npz"
 """Of a checkpoint: what V holds, and what has left it."""
 MARK = "live.json"
-"""Of the run directory: the live pool is this run's."""
+"""Of the run directory: the live pool of this name is this run's."""
 
 
 class LiveReplay:
@@ -47,7 +47,8 @@ class LiveReplay:
     def __init__(self, config: Config, pool: ReplayPool, directory: Path, offline: ReplaySource | None = None) -> None:
         """``directory`` of the run; ``offline``: an experience pool that is drawn from as well."""
         self._rule, self._pool, self._mark, self._offline = config.replay, pool, directory / MARK, offline
-        self._every, self._horizon = config.checkpoint.every, config.checkpoint.keep * config.checkpoint.every
+        self._name, self._every = config.run.name, config.checkpoint.every
+        self._horizon = (config.checkpoint.keep + 1) * self._every
         self._forget()
 
     def _forget(self) -> None:
@@ -80,7 +81,7 @@ class LiveReplay:
         """Return prompt id → content id → the offline pool's responses."""
         if self._offline is None:
             return {}
-        held = await self._offline.sample(prompt_ids, EVERY, seed=seed, step=step)
+        held = await self._offline.sample(prompt_ids, ALL, seed=seed, step=step)
         return {prompt_id: {member.content_id: member for member in members} for prompt_id, members in held.items()}
 
     async def _fetch(self, chosen: Mapping[str, Sequence[str]]) -> dict[str, Trajectory]:
@@ -94,9 +95,7 @@ class LiveReplay:
             return {}
         found = await self._pool.fetch(wanted)
         return {
-            content_id: replace(
-                member, metadata={**member.metadata, "birth": str(self._visible[prompt_id][content_id])}
-            )
+            content_id: replace(member, birth=self._visible[prompt_id][content_id])
             for prompt_id, ids in wanted.items()
             for content_id, member in zip(ids, found[prompt_id], strict=True)
         }
@@ -173,18 +172,17 @@ class LiveReplay:
 
         Raises:
             CheckpointError: the pool lacks responses of the checkpoint.
-            PoolError: at the beginning the pool holds another run's responses.
+            PoolError: the pool holds another run's responses.
         """
         self._forget()
         if directory is not None:
             self._read(directory)
         held = {prompt_id: set(ids) for prompt_id, ids in (await self._pool.contents()).items()}
-        if directory is None and held and not self._mark.exists():
+        if held and not self._is_ours(continued=directory is not None):
             raise PoolError(
                 f"the live pool already holds responses of another run to {counted(len(held), 'question')}: choose another "
                 "run.name, or go on in that run's directory"
             )
-        self._mark.write_text(json.dumps({"replay": "live"}) + "\n")
         lost = {
             content_id: prompt_id
             for prompt_id, births in self._visible.items()
@@ -196,6 +194,7 @@ class LiveReplay:
                 f"the live pool lacks {len(lost)} of the {sum(map(len, self._visible.values()))} responses that checkpoint "
                 f'{directory} replays from; checkpoint.accept = ["pool"] goes on without them'
             )
+        write_json(self._mark, {"replay": "live", "run": self._name})
         for content_id, prompt_id in lost.items():
             del self._visible[prompt_id][content_id]
         known = {prompt_id: {*births} for prompt_id, births in self._visible.items()}
@@ -203,6 +202,15 @@ class LiveReplay:
             known.setdefault(prompt_id, set()).add(content_id)
         future = {prompt_id: sorted(ids - known.get(prompt_id, set())) for prompt_id, ids in held.items()}
         await self._remove({prompt_id: ids for prompt_id, ids in future.items() if ids})
+
+    def _is_ours(self, *, continued: bool) -> bool:
+        """Tell whether the pool of this name is this run's, whose name may have changed since it was marked."""
+        if not self._mark.exists():
+            return continued
+        try:
+            return bool(json.loads(self._mark.read_text()).get("run", self._name) == self._name)
+        except ValueError:  # an earlier version's, cut off by a kill
+            return True
 
     def _read(self, directory: Path) -> None:
         try:
@@ -228,16 +236,13 @@ def _texts(ids: NDArray[np.bytes_]) -> list[Any]:
 
 
 def successes(trained: Sequence[ScoredMiniBatch]) -> list[Trajectory]:
-    """The correct, finished fresh responses of a step, with the learner's log-probs at its start, float32.
-
-    Not those that go on from a prefix: the learner has not scored them whole.
-    """
+    """The correct, finished fresh responses of a step, with the learner's log-probs at its start, float32."""
     found = []
     for ready in trained:
         ends = np.cumsum(ready.batch.sampled_lengths)
-        members = [(member, group.prompt.given) for group in ready.groups for member in group.members]
-        for (member, given), replayed, end in zip(members, ready.batch.replayed, ends, strict=True):
-            if not given and not replayed and member.correct and member.finish_reason == "stop":
+        members = [member for group in ready.groups for member in group.members]
+        for member, replayed, end in zip(members, ready.batch.replayed, ends, strict=True):
+            if not replayed and member.correct and member.finish_reason == "stop":
                 logprobs = member.over_tokens(ready.current_logprobs[end - member.sampled_length : end])
                 source = replace(member.provenance, logprobs_dtype="float32")
                 found.append(replace(member, logprobs=logprobs, provenance=source, token_versions=None))

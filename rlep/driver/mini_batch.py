@@ -28,13 +28,13 @@ def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
     members = [member for group in groups for member in group.members]
     graded = rewards(members, run.config.reward, run.config.rollout.max_tokens)
     numbers = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
+    advantages = advantages_of(run.config, graded, numbers)
     trained, regularised, counted, rule = graded.trained, None, None, run.config.advantage
     if rule.drop_constant:
-        trained = trained & ~zero_variance(graded.scores, numbers)
+        trained = trained & ~zero_variance(advantages, numbers)
         if run.config.loss.kl_coef or run.config.loss.entropy_coef:  # which are not of the rewards
             regularised = graded.trained
         counted = graded.trained if rule.count_constant else None
-    advantages = advantages_of(run.config, graded, numbers)
     batch = sequence_batch(groups, advantages, trained=trained, regularised=regularised, counted=counted)
     return MiniBatch(tuple(groups), graded, batch)
 
@@ -55,13 +55,18 @@ def mini_batches(run: Run, groups: Sequence[Group]) -> list[MiniBatch]:
 def with_old_logprobs(run: Run, ready: MiniBatch, current: Float32Array) -> ScoredMiniBatch:
     """Add old log-probs; ``current``: the learner's log-probs of ``ready.batch`` under θ_k, ``[R]``."""
     members, rule = [member for group in ready.groups for member in group.members], run.config.replay
-    scoring = Scoring(run.tokenizer_digest, run.template_digest, run.config.loss_temperature)
+    scoring = scoring_of(run.config, run.tokenizer_digest, run.template_digest)
     if rule.correction is not None:
         for group in ready.groups:
             for member in group.replays:
                 stored_logprobs(member, scoring)  # says why they may not be compared with θ_k's
     old = old_logprobs(rule.old_logprobs, ready.batch, members, current, scoring)
     return ScoredMiniBatch(ready.groups, ready.rewards, replace(ready.batch, old_logprobs=old), current)
+
+
+def scoring_of(config: Config, tokenizer_digest: str, template_digest: str) -> Scoring:
+    """Return how a run's learner scores, which stored log-probs are compared with."""
+    return Scoring(tokenizer_digest, template_digest, config.loss_temperature)
 
 
 def advantages_of(config: Config, graded: Rewards, groups: Int64Array) -> Float64Array:

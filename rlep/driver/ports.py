@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rlep.core.episodes import Action, Observation
+from rlep.core.progress import Advance
 from rlep.core.types import (
     AddReport,
     Completion,
@@ -151,10 +152,6 @@ class Weights(Protocol):
     async def publish(self, version: int) -> float:
         """Bring every generator to ``version``; returns the largest mean log-prob difference of one (nats)."""
         ...
-
-
-Advance = Callable[[int], None]
-"""Moves a bar on by a number of units."""
 
 
 class Progress(Protocol):

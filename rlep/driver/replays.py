@@ -11,14 +11,11 @@ from rlep.algorithms.selection import Candidate, select
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, MixingError
 from rlep.core.seeds import seed_for
-from rlep.core.types import Float64Array, Prompt, Trajectory
+from rlep.core.types import ALL, Float64Array, Prompt, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.ports import ReplaySource
 from rlep.methods.exgrpo import ExGrpo
 from rlep.methods.replay_method import ReplayMethod, load_method
-
-EVERY = (1 << 31) - 1
-"""More responses than a prompt can have: a sample of this size is all that the pool holds."""
 
 Replays = dict[str, Sequence[Trajectory]]
 """Prompt id → its replays."""
@@ -31,17 +28,19 @@ def choose_method(config: Config) -> ReplayMethod:
         raise ConfigError(f"{name} with rollout.max_staleness: later steps' prompts are not known yet")
     if config.replay.source == "offline" and issubclass(kind, ExGrpo):
         raise ConfigError(f'{name} draws questions by what this run has stored: set replay.source to "live" or "both"')
-    if (config.replay.group == "prefix") is (kind.given is ReplayMethod.given):
-        raise ConfigError(
-            f'{name} with replay.group = "{config.replay.group}": "prefix" is for methods that say how much of a response is '
-            'given, such as replay.method = "prefix", and the only one for those'
-        )
     if config.replay.group != "add" and kind.accepts is not ReplayMethod.accepts:
         raise ConfigError(
             f'{name} with replay.group = "{config.replay.group}": who gets replays would be known only after all G responses are '
             "generated"
         )
-    return kind(seed=config.run.seed, fresh=config.rollout.fresh, options=config.replay.options)
+    if config.replay.require and kind.with_replays is not ReplayMethod.with_replays:
+        raise ConfigError(f"replay.require with {name}, which leaves prompts of a step without replays; leave it out")
+    made = kind(seed=config.run.seed, fresh=config.rollout.fresh, options=config.replay.options)
+    if isinstance(made, ExGrpo) and not int(made.ratio * config.rollout.prompts):
+        raise ConfigError(
+            f"{name} with rollout.prompts = {config.rollout.prompts}: a share of {made.ratio:g} of them is no prompt; use more"
+        )
+    return made
 
 
 def count_wanted(step: Step) -> int:
@@ -60,15 +59,16 @@ async def draw_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
         return {}
     method, pool = step.trainers.method, _pool(step, step.trainers.pool)
     ids = method.with_replays(step.number, [prompt.id for prompt in prompts])
+    step.asked |= {*ids}
     if not ids:
         return {}
     if type(method).choose is not ReplayMethod.choose:
-        held = await pool.sample(ids, EVERY, seed=seed, step=step.number)
+        held = await pool.sample(ids, ALL, seed=seed, step=step.number)
         drawn = {name: method.choose(step.number, name, held.get(name, ()), step.replays) for name in ids}
     elif rule.selection == "uniform":
         drawn = dict(await pool.sample(ids, step.replays, seed=seed, step=step.number))
     else:
-        held = await pool.sample(ids, EVERY, seed=seed, step=step.number)
+        held = await pool.sample(ids, ALL, seed=seed, step=step.number)
         drawn = await _select(step, [prompt for prompt in prompts if prompt.id in held], held)
     if rule.failed:
         failures = _pool(step, step.trainers.failures)

@@ -32,7 +32,6 @@ def requests_for(
             tokens=prompt.tokens,
             sample=sample,
             seed=seed_for(seed, *address, prompt.id, sample),
-            given=prompt.given,
         )
         for prompt in prompts
         for sample in range(samples)
@@ -91,7 +90,7 @@ def verify_rollout(
     by_id = {prompt.id: prompt for prompt in prompts}
     missing = Counter(request.prompt_id for request in requests)
     arrived: dict[str, list[Completion]] = {prompt_id: [] for prompt_id in missing}
-    deadline = run.config.rollout.deadline_s
+    deadline = deadline_of(run.config, len(requests))
 
     async def produce(put: Callable[[tuple[Prompt, list[Trajectory]]], None]) -> None:
         found: list[Verdict] = []
@@ -120,6 +119,15 @@ def verify_rollout(
         check_decided(judge_of(run.config), len(by_id), found)
 
     return Produced(produce)
+
+
+def deadline_of(config: Config, responses: int) -> float:
+    """Seconds for a rollout: ``rollout.deadline_s``, in proportion more where it has more responses than a step's.
+
+    With ``rollout.max_staleness`` the rollouts that were begun before it come first, and have theirs.
+    """
+    share = responses / (config.rollout.prompts * config.rollout.fresh)
+    return config.rollout.deadline_s * (max(1.0, share) + config.rollout.max_staleness)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,8 +24,8 @@ from rlep.config.schema import Config
 from rlep.config.settings import as_override, differences, dump_config, parse_stored_config
 from rlep.core.builds import installed
 from rlep.core.errors import CheckpointError, ConfigError
-from rlep.core.files import write_whole
-from rlep.driver.checkpoint import Checkpoints, write_json
+from rlep.core.files import write_json, write_whole
+from rlep.driver.checkpoint import Checkpoints
 from rlep.driver.made_directory import MadeDirectory
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog
@@ -164,16 +164,17 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Release the directory, without what this command made in it; what was there before stays."""
-        self.metrics.close()  # first: trackers write their last files
+        self.metrics.close(failed=True)  # first: trackers write their last files
         self.evaluations.close()
         self._made.remove_entries({*self._opened, *WRITTEN_LATER})
         self.events.close()
         self._made.remove_directories()
 
-    def close(self) -> None:
-        """Release the directory."""
-        for log in (self.metrics, self.evaluations, self.events):
-            log.close()
+    def close(self, *, failed: bool = False) -> None:
+        """Release the directory; ``failed``: the command broke off, which the trackers of metrics show."""
+        self.metrics.close(failed=failed)
+        self.evaluations.close()
+        self.events.close()
 
     def _check_same(self, config: Config, facts: Facts) -> None:
         before, stored = _same_run(self.path, config, facts.command)
@@ -211,7 +212,7 @@ def _same_run(path: Path, config: Config, command: str) -> tuple[Mapping[str, An
             f"{path} belongs to `rlep {before['command']}`, this command is `rlep {command}`; "
             f"to give it a directory of its own, add: {_elsewhere(path)}"
         )
-    stored = parse_stored_config(read_recorded(path, "config.json"), path / "config.json")
+    stored = stored_config(path)
     if changed := _fixed_differences(stored, config, config.checkpoint.accept):
         raise ConfigError(_another_config(path, changed, config.checkpoint.accept))
     return before, stored
@@ -257,6 +258,11 @@ def read_recorded(path: Path, name: str) -> Any:
         ) from None
 
 
+def stored_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Return the config that a run left in ``path``. Raises ``CheckpointError`` or ``ConfigError`` where it cannot be used."""
+    return parse_stored_config(read_recorded(path, "config.json"), path / "config.json", overrides)
+
+
 def _has_progress(path: Path) -> bool:
     """Tell whether a step, or a collected question, is recorded in a run's directory."""
     ledgers = [file for name in ("metrics.jsonl", "collection.jsonl") if (file := path / name).is_file()]
@@ -287,7 +293,6 @@ def how_to_accept(name: str) -> str:
 
 def _manifest(facts: Facts, created: float) -> dict[str, object]:
     return {
-        "phase": facts.command,
         "command": facts.command,
         "argv": sys.argv,
         "created": created,

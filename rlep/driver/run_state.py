@@ -11,7 +11,6 @@ import numpy as np
 
 from rlep.driver.idle import IdleSteps
 from rlep.driver.step import StepOutcome
-from rlep.methods.replay_method import Visit
 from rlep.metrics.catalogue import MetricValue, compute_of
 from rlep.metrics.logs import plain
 
@@ -64,7 +63,7 @@ class RunState:
             score=None,
             used=dict(Counter(self.used) + Counter(replayed)),
             compute={name: count + self.compute.get(name, 0) for name, count in computed.items()},
-            solved=sorted({*self.solved, *(visit.prompt_id for visit in _bare(outcome) if visit.successes)}),
+            solved=sorted({*self.solved, *(visit.prompt_id for visit in outcome.step.visits if visit.successes)}),
         )
 
     def with_idle(self, idle: IdleSteps) -> RunState:
@@ -88,25 +87,23 @@ def run_metrics(before: RunState, state: RunState, outcome: StepOutcome) -> dict
     return {
         **{f"compute/{name}_tokens": count for name, count in state.compute.items()},
         "prompts/solved": len(state.solved),
-        "prompts/lost": sum(visit.prompt_id in known and not visit.successes for visit in _bare(outcome)),
+        "prompts/lost": sum(visit.prompt_id in known and not visit.successes for visit in outcome.step.visits),
     }
-
-
-def _bare(outcome: StepOutcome) -> list[Visit]:
-    """Return a step's visits of questions that were given no prefix: the others say little of what the policy solves."""
-    return [visit for visit in outcome.step.visits if not visit.given]
 
 
 def tokens_computed(outcome: StepOutcome) -> dict[str, int]:
     """Count the tokens of a step that went through the model, prompts included; evaluations, retries and checks are not counted.
 
-    ``generated`` by the generators, ``scored`` by the learner without gradient (old and reference log-probs, candidates for
-    ``replay.selection``), ``trained`` with gradient; sequences out of the loss are not computed.
+    ``generated`` by the generators, ``scored`` by the learner without gradient (old and reference log-probs, entropies for
+    ``loss.high_entropy_fraction``, candidates for ``replay.selection``), ``trained`` with gradient; sequences out of the loss
+    are not computed.
     """
     lengths = [(np.diff(batch.offsets), batch.computed) for batch in outcome.batches]
-    trained = sum(int(tokens[computed].sum()) for tokens, computed in lengths) * outcome.step.run.config.update.epochs
+    config, every = outcome.step.run.config, sum(int(tokens.sum()) for tokens, _ in lengths)
+    trained = sum(int(tokens[computed].sum()) for tokens, computed in lengths) * config.update.epochs
     scored = outcome.step.candidate_tokens
     if not outcome.supervised:
-        scored += sum(int(tokens.sum()) for tokens, _ in lengths)
-        scored += trained if outcome.step.run.config.loss.kl_coef else 0
+        scored += every
+        scored += trained if config.loss.kl_coef else 0
+        scored += every * config.update.epochs if config.loss.high_entropy_fraction < 1 else 0
     return {"generated": sum(visit.tokens for visit in outcome.step.visits), "scored": scored, "trained": trained}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlep.algorithms.mixing import check_replays
 from rlep.algorithms.packing import answer_batch
 from rlep.core.types import Prompt, SequenceBatch, Trajectory
 from rlep.driver.context import Step
-from rlep.driver.replays import draw_replays
+from rlep.driver.replays import count_wanted, draw_replays
 from rlep.driver.step import StepOutcome
 
 
@@ -36,6 +37,8 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> SupervisedOutcome:
     with clock.phase("step"):
         with clock.phase("replay"):
             drawn = await draw_replays(step, prompts)
+            for prompt in prompts:
+                _check(step, prompt, drawn.get(prompt.id, ()))
         updates, batches = [], []
         with clock.phase("update"), step.run.progress.phase("update", len(prompts) // size, "updates") as advance:
             for start in range(0, len(prompts), size):
@@ -48,3 +51,19 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> SupervisedOutcome:
             difference = await step.trainers.weights.publish(step.number + 1)
     replays = tuple(member for prompt in prompts for member in drawn.get(prompt.id, ()))
     return SupervisedOutcome(step, (), tuple(updates), difference, True, tuple(batches), replays)
+
+
+def _check(step: Step, prompt: Prompt, replays: Sequence[Trajectory]) -> None:
+    """Refuse what a group of phase 2 refuses. Raises ``MixingError``."""
+    run, rule = step.run, step.run.config.replay
+    check_replays(
+        prompt.id,
+        replays,
+        tokenizer_digest=run.tokenizer_digest,
+        template_digest="" if rule.other_template == "render" else run.template_digest,
+        environment_digest=run.environment_digest,
+        vocabulary=run.vocabulary,
+        max_tokens=run.config.rollout.max_tokens,
+        allow_failed=rule.failed > 0,
+        required=count_wanted(step) if rule.require else 0,
+    )

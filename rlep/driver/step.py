@@ -46,9 +46,8 @@ class StepOutcome:
 
     @property
     def replays(self) -> Sequence[Trajectory]:
-        """The replays that it trained on, whole or from a prefix of theirs."""
-        mixed = [member for ready in self.mini_batches for group in ready.groups for member in group.replays]
-        return [*mixed, *self.step.begun]
+        """The replays that it trained on."""
+        return [member for ready in self.mini_batches for group in ready.groups for member in group.replays]
 
 
 async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | None = None) -> StepOutcome:
@@ -93,14 +92,15 @@ def mix_group(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: 
     replaced = len(replays) if config.replay.group == "replace" else 0
     correct, tokens = sum(member.correct for member in fresh), sum(len(member.tokens) for member in fresh)
     computed = tokens + len(fresh) * len(prompt.tokens)
-    step.visits.append(Visit(prompt.id, computed, correct, len(fresh), prompt.given))
-    own = set() if step.trainers.method.copies else {member.content_id for member in fresh}
+    step.visits.append(Visit(prompt.id, computed, correct, len(fresh)))
+    own = {member.content_id for member in fresh}
     # A live replay may be a copy of a fresh response; stored ones of other runs are kept whatever they are.
-    replays = [member for member in replays if member.birth < 0 or member.content_id not in own]
+    copies = [member for member in replays if member.birth >= 0 and member.content_id in own]
+    replays = [member for member in replays if member not in copies]
     bound = config.replay.only_below
     below = bound is None or correct / max(len(fresh), 1) < bound
     accepted = below and step.trainers.method.accepts(fresh)
-    step.accepting += accepted
+    step.accepting += accepted and prompt.id in step.asked
     wanted = count_wanted(step) if accepted else 0
     return mix(
         prompt,
@@ -108,7 +108,7 @@ def mix_group(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: 
         replays if wanted else (),
         policy_version=step.number,
         fresh_count=config.rollout.fresh - replaced,
-        max_replays=wanted,
+        max_replays=max(0, wanted - len(copies)),
         tokenizer_digest=step.run.tokenizer_digest,
         template_digest="" if config.replay.other_template == "render" else step.run.template_digest,
         environment_digest=step.run.environment_digest,

@@ -100,22 +100,25 @@ def _scores(verdicts: Sequence[Verdict]) -> dict[str, MetricValue]:
 
 def _groups(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) -> dict[str, MetricValue]:
     replays = Counter(len(group.replays) for group in groups)
-    solved = sum(
-        any(member.correct for member in group.replays) and not any(member.correct for member in group.fresh)
-        for group in groups
-    )
     rule = outcome.step.run.config.replay
     return {
         "group/fresh_successes": list(stats.fresh_successes),
         "group/replays": [replays[count] for count in range(rule.count + rule.failed + 1)],
-        "group/informative": 1 - stats.groups_without_signal / stats.groups,
-        "group/solved_by_replay": solved / stats.groups,
+        "group/informative": _informative(outcome) / stats.groups,
+        "group/solved_by_replay": sum(group.rescued for group in groups) / stats.groups,
     }
 
 
+def _informative(outcome: StepOutcome) -> int:
+    """Number of groups with an advantage other than 0."""
+    return sum(
+        bool(own.any())
+        for ready in outcome.mini_batches
+        for own in np.split(ready.batch.advantages, np.cumsum([len(group.members) for group in ready.groups])[:-1])
+    )
+
+
 def _replays(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) -> dict[str, MetricValue]:
-    if outcome.step.run.config.replay.group == "prefix":
-        return _prefixes(groups)
     replays = [member for group in groups for member in group.replays]
     values: dict[str, MetricValue] = {"replay/trajectories": len(replays), "replay/tokens": stats.replay.tokens}
     if outcome.step.replays:
@@ -133,16 +136,6 @@ def _replays(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group])
         known = [member.at_sampled(member.logprobs) for member in replays if member.logprobs is not None]
         if known:
             values["logprob/replay_behaviour"] = float(np.concatenate(known).mean(dtype=np.float64))
-    return values
-
-
-def _prefixes(groups: Sequence[Group]) -> dict[str, MetricValue]:
-    """Measure the groups that go on from a stored success."""
-    begun = [group for group in groups if group.prompt.given]
-    values: dict[str, MetricValue] = {"prefix/groups": len(begun)}
-    if begun:
-        values["prefix/tokens"] = float(np.mean([group.prompt.given for group in begun]))
-        values["prefix/accuracy"] = float(np.mean([member.correct for group in begun for member in group.fresh]))
     return values
 
 

@@ -9,8 +9,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlep.algorithms.evaluation import EvaluationReport
-from rlep.core.errors import ActorLost, CheckpointError, ConfigError, JudgeAway, LearnerLost, RlepError, WeightsLost
+from rlep.algorithms.evaluation import EvaluationReport, ks_for
+from rlep.config.schema import Config
+from rlep.core.errors import (
+    ActorLost,
+    CheckpointError,
+    ConfigError,
+    JudgeAway,
+    LearnerLost,
+    RlepError,
+    WeightsLost,
+    first_line,
+)
 from rlep.core.plural import counted
 from rlep.core.types import Int64Array, Prompt
 from rlep.data.prompts import PromptSet, order_of
@@ -73,7 +83,7 @@ class Training:
         self._run, self._trainers, self._data, self._store = run, trainers, data, store
         self._make, self._live, self._before, self._after = make, live, before, after
         self._order = order_of(run.config, data.train.report)
-        _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
+        _check_best(run.config, {prompt.data_source for prompt in data.evaluation})
         self._started = store.resumed
         self._state = self._beginning
         self._kept = self._state
@@ -92,28 +102,23 @@ class Training:
         """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one.
 
         Where no generator has the weights any more, and the learner still has, the step is begun again.
-        Cancelled, or without the server of its reward function, it first writes a checkpoint of the last complete step, unless
-        the next one's updates have begun.
+        Cancelled, or ended by an error, it first writes a checkpoint of the last complete step, unless the next one's updates
+        have begun, or a checkpoint is what failed.
         """
         final: Checkpoint | None = None
         try:
             while final is None:
                 try:
                     final = await self._until_done()
-                except WeightsLost as error:
+                except (WeightsLost, LearnerLost) as error:
                     await self._trainers.rollouts.drop()
-                    if "update" in self._clock.begun:  # the learner has others by now
-                        await self._restart_learner(error)
-                        continue
-                    self._run.progress.note(f"{error}; sending them again")
-                    if self._state is not self._kept:
-                        await self._save()
-                    await self._store.checkpoints.finished()
-                except LearnerLost as error:
-                    await self._trainers.rollouts.drop()
-                    await self._restart_learner(error)
+                    await self._recover(error)
         except (asyncio.CancelledError, JudgeAway):
             await self._save_interrupted()
+            raise
+        except RlepError:
+            if self._state is not self._kept:  # steps that no checkpoint has
+                await self._save_interrupted()
             raise
         finally:
             await self._trainers.rollouts.drop()
@@ -121,12 +126,27 @@ class Training:
         self._store.events.log("run_finished", self._run.config.run.steps)
         return final
 
+    async def _recover(self, lost: ActorLost) -> None:
+        """Keep what the learner has where only the generators have lost it; start the learner again in any other case."""
+        # After an update of the step the learner has other weights than the generators had.
+        if isinstance(lost, WeightsLost) and "update" not in self._clock.begun:
+            self._run.progress.note(f"{lost}; sending them again")
+            try:
+                if self._state is not self._kept:
+                    await self._save()
+                await self._store.checkpoints.finished()
+            except LearnerLost as error:
+                lost = error
+            else:
+                return
+        await self._restart_learner(lost)
+
     async def _restart_learner(self, lost: ActorLost) -> None:
         """Start all ranks again; the error of a learner that cannot be says where the last failure is written down."""
         self._kept = self._state  # the new ranks have other weights: an interruption has nothing to save
         self._store.events.log("actor_lost", actor="learner", error=str(lost))
         log = self._store.keep_log("learner.err", str(lost))
-        reason = str(lost).partition("\n")[0]  # a traceback follows
+        reason = first_line(lost)  # a traceback follows
         self._run.progress.note(f"learner lost ({reason}); starting its ranks again")
         await self._store.checkpoints.abandon()
         try:
@@ -229,7 +249,11 @@ class Training:
         """Begin a checkpoint of the state; returns the time that took as the next step's metric."""
         begun = time.perf_counter()
         write = self._live.write if self._live else lambda _: None
-        await self._store.checkpoints.save(self._trainers.learner, self._state, self._log_saved, write)
+        try:
+            await self._store.checkpoints.save(self._trainers.learner, self._state, self._log_saved, write)
+        except RlepError:
+            self._kept = self._state  # nobody tries that again
+            raise
         self._kept = self._state  # an interruption before has it saved again
         return {"time/checkpoint": time.perf_counter() - begun}
 
@@ -263,13 +287,14 @@ class Training:
             self._check_state(checkpoint.path, checkpoint.state)
             inputs = {name: getattr(state, f"{name}_digest") for name in ("data", "tokenizer", "pool", "template")}
             state = replace(checkpoint.state, **{f"{name}_digest": digest for name, digest in inputs.items()})
+            if not state.unrecorded:  # the points may have changed since
+                state = replace(state, evaluated=state.reached(self._run.config.evaluation.compute))
             await self._trainers.learner.load(checkpoint.path)
             self._run.progress.note(f"resuming after step {state.step}")
         if self._live is not None:
             accept = "pool" in self._run.config.checkpoint.accept
             await self._live.restore(checkpoint.path if checkpoint else None, accept=accept)
         self._trainers.method.restore(state.method)
-        self._trainers.method.keep_prompts({prompt.id for prompt in self._data.train.prompts})
         self._state = self._kept = state
         self._last, self._clock = checkpoint, Clock()
         self._store.truncate_from(state.step, evaluated=not state.unrecorded)
@@ -295,8 +320,9 @@ class Training:
         return [self._data.train.prompts[index] for index in indices]
 
 
-def _check_best(metric: str | None, sources: set[str]) -> None:
-    """Refuse a ``checkpoint.best`` that no step could have."""
+def _check_best(config: Config, sources: set[str]) -> None:
+    """Refuse a ``checkpoint.best`` that no step could have, or only the last."""
+    metric, samples = config.checkpoint.best, config.evaluation.samples
     if metric is None:
         return
     try:
@@ -305,8 +331,16 @@ def _check_best(metric: str | None, sources: set[str]) -> None:
         raise ConfigError(f"checkpoint.best = {metric!r}: {error}") from None
     if known.kind == "list":
         raise ConfigError(f"checkpoint.best = {metric!r} is a list of numbers; choose a metric that is one number")
-    if metric.startswith("evaluation/") and not metric.startswith(tuple(f"evaluation/{name}/" for name in sources)):
-        raise ConfigError(f"checkpoint.best = {metric!r}: evaluated are {', '.join(sorted(sources))}")
+    if not metric.startswith("evaluation/"):
+        return
+    names = sources | {"all"} if len(sources) > 1 else sources
+    if not metric.startswith(tuple(f"evaluation/{name}/" for name in names)):
+        raise ConfigError(f"checkpoint.best = {metric!r}: evaluated are {', '.join(sorted(names)) or 'no questions'}")
+    head, _, k = metric.rpartition("/")
+    if head.endswith("/pass") and k not in map(str, ks := ks_for(samples)):
+        raise ConfigError(
+            f"checkpoint.best = {metric!r}: of evaluation.samples = {samples} pass@k is known for k = {', '.join(map(str, ks))}"
+        )
 
 
 def _headline(report: EvaluationReport) -> str:

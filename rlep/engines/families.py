@@ -6,11 +6,11 @@ log-probs after the weights have been published.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import ModelError
+from rlep.core.model_config import read_config
 
 FAMILIES: dict[str, str] = {
     "arcee": "Arcee",
@@ -40,12 +40,10 @@ def check_family(model_dir: Path, context: int) -> None:
 
     ``context``: tokens of the longest one.
     """
-    path = model_dir / "config.json"
-    try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
-        kind = str(stated["model_type"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(f"{path}: no readable model_type: {error!r}") from error
+    stated = read_config(model_dir)
+    kind = str(stated.get("model_type", ""))
+    if not kind:
+        raise ModelError(f"{model_dir / 'config.json'} states no model_type")
     if kind in FAMILIES:
         if (short := _short_context(stated)) is not None and context > short:
             raise ModelError(
@@ -60,6 +58,30 @@ def check_family(model_dir: Path, context: int) -> None:
         f"{model_dir} is a {kind} model, and {why} not trained by rlep; it trains {', '.join(sorted(FAMILIES))} "
         "(docs/reference/configuration.md)"
     )
+
+
+def check_unquantised(model_dir: Path) -> None:
+    """Raise ``ModelError`` where a model's weights are quantised, by its ``config.json``: nothing here reads their scales."""
+    if read_config(model_dir).get("quantization_config"):
+        raise ModelError(
+            f"{model_dir} is quantised (quantization_config in its config.json), and rlep reads no quantised weights: take the "
+            "unquantised model"
+        )
+
+
+def ties_head(model: Path) -> bool:
+    """Return True if a model's config makes its output head and its embedding one matrix, whatever its files hold.
+
+    Raises:
+        ModelError: no config that transformers knows.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{model} is not a model that transformers knows: {error}") from error
+    return bool(config.get_text_config().tie_word_embeddings)
 
 
 def _short_context(stated: dict[str, Any]) -> int | None:

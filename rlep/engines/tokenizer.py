@@ -14,6 +14,7 @@ import numpy as np
 
 from rlep.config.schema import ModelConfig
 from rlep.core.errors import ModelError
+from rlep.core.model_config import read_config
 from rlep.core.thinking import MARK, opened
 from rlep.core.tool_calls import CLOSE, OPEN
 from rlep.core.types import Int32Array, Message
@@ -187,7 +188,7 @@ class Tokenizer:
             why = error.strerror if isinstance(error, OSError) else error
             raise ModelError(f"model.template_file = {file} cannot be read: {why}") from error
         for name in self._model.template:
-            if not re.search(rf"\b{re.escape(name)}\b", template):
+            if not reads_variable(template, name):
                 raise ModelError(
                     f"model.template.{name}: {file or self._name}: the chat template reads no variable of this name; leave it "
                     "out, or see what the template calls it"
@@ -240,6 +241,11 @@ class Tokenizer:
             raise ModelError(f"{name}: the chat template fails with a prompt: {error!r}") from error
 
 
+def reads_variable(template: str, name: str) -> bool:
+    """Tell whether a chat template names a variable; whether it then does anything with it, only rendering could tell."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
 def load_tokenizer(model_dir: Path, model: ModelConfig | None = None) -> Tokenizer:
     """The tokenizer of a local model directory; nothing is downloaded and no code of the directory is run.
 
@@ -284,24 +290,19 @@ def context_length(model_dir: Path) -> int:
         ModelError: no such directory, or no readable ``config.json`` that states it.
     """
     _check_directory(model_dir)
-    path = model_dir / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        length = config.get("max_position_embeddings") or config["text_config"]["max_position_embeddings"]
-        return int(length)
-    except FileNotFoundError as error:
-        raise ModelError(f"{model_dir}: no config.json, so this is not a model directory") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{path}: no readable max_position_embeddings: {error!r}") from error
+    length = read_config(model_dir).get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise ModelError(f"{model_dir / 'config.json'}: max_position_embeddings = {length!r}, a number is needed")
+    return length
 
 
 def vocabulary_size(model_dir: Path) -> int | None:
     """Rows of the model's embedding: every token id is below this. None where there is no ``config.json`` that states it."""
     try:
-        config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-        return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        rows = read_config(model_dir).get("vocab_size")
+    except ModelError:
         return None
+    return rows if isinstance(rows, int) else None
 
 
 def _check_directory(model_dir: Path) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
-Advance = Callable[[int], None]
-Phase = Callable[[str, int, str], AbstractContextManager[Advance]]
-"""A bar of a command's progress: name, total, unit."""
+from rlep.core.progress import Advance
+
 MEGABYTE = 10**6
 ANSWER_S = 60.0
 """Longest silence of a hub within an answer. ``huggingface_hub`` itself waits for ever for all but files."""

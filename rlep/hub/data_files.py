@@ -9,7 +9,7 @@ from pathlib import Path
 from rlep.core.errors import DataError
 from rlep.core.hub_names import HubData, hub_data
 from rlep.core.plural import named
-from rlep.hub.client import Phase
+from rlep.core.progress import StartPhase
 from rlep.hub.repository import CONVERSION, Repository
 
 
@@ -19,7 +19,7 @@ def pin_data(path: Path) -> Path:
     return path if data is None else Path(str(_pinned(data)))
 
 
-def data_files(path: Path, *, phase: Phase | None = None) -> list[Path]:
+def data_files(path: Path, *, phase: StartPhase | None = None) -> list[Path]:
     """Return the files that ``path`` names, in their order; those of the hub are downloaded unless they are here.
 
     Raises ``DataError`` saying why there are none.

@@ -16,8 +16,9 @@ from typing import Literal
 
 from rlep.core.errors import DataError, HubAway, ModelError, RlepError
 from rlep.core.hub_names import is_name
+from rlep.core.progress import StartPhase
 from rlep.core.versions import check_versions
-from rlep.hub.client import MEGABYTE, Phase, bar_of, discreet, prepare_client
+from rlep.hub.client import MEGABYTE, bar_of, discreet, prepare_client
 
 CONVERSION = "refs/convert/parquet"
 """Branch on which the hub keeps each data set as Parquet, made without code of ours or the data set's."""
@@ -71,7 +72,7 @@ class Repository:
         return dict(sorted((entry.path, entry.size) for entry in found))
 
     def snapshot(
-        self, commit: str, patterns: Sequence[str], leave_out: Sequence[str] = (), *, phase: Phase | None = None
+        self, commit: str, patterns: Sequence[str], leave_out: Sequence[str] = (), *, phase: StartPhase | None = None
     ) -> Path:
         """Download what is lacking of the files of these patterns; returns their directory, which has all of them, whole.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlep.config.schema import Config, ModelConfig
 from rlep.core.errors import ConfigError, ModelError
 from rlep.core.hub_names import hub_data, is_commit, is_model_id
-from rlep.hub.client import Phase
+from rlep.core.progress import StartPhase
 from rlep.hub.data_files import data_files, pin_data
 from rlep.hub.repository import DOUBLE, NESTED, Repository, chosen
 
@@ -41,7 +41,7 @@ def resolve(
     note: Callable[[str], None],
     *,
     check: Callable[[Config], None] | None = None,
-    phase: Phase | None = None,
+    phase: StartPhase | None = None,
     learns: bool = False,
 ) -> Config:
     """Return ``config`` pinned, with all that it names on this machine; raises as ``pin``.
@@ -63,7 +63,7 @@ def resolve(
     return pinned
 
 
-def model_directory(model: ModelConfig, *, weights: bool = True, phase: Phase | None = None) -> Path:
+def model_directory(model: ModelConfig, *, weights: bool = True, phase: StartPhase | None = None) -> Path:
     """Return the model's directory on this machine; one of the hub is downloaded unless it is here.
 
     Without ``weights`` its texts suffice: a tokenizer is at hand without gigabytes.
@@ -79,7 +79,7 @@ def model_text(model: ModelConfig) -> str:
     return f"{model.path} of the hub, commit {model.revision}" if model.revision else str(model.path)
 
 
-def download_model(name: str, commit: str, *, weights: bool = True, phase: Phase | None = None) -> Path:
+def download_model(name: str, commit: str, *, weights: bool = True, phase: StartPhase | None = None) -> Path:
     """Return the directory of a model at a commit. Raises ``ModelError`` saying why there is none."""
     repository = Repository("model", name)
     left_out = [*NESTED, *DOUBLE]

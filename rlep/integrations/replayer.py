@@ -33,13 +33,13 @@ from rlep.config.replay import ReplayConfig
 from rlep.core.episodes import played_in
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted
-from rlep.core.types import BoolArray, Float32Array, Int32Array, Provenance, Sampling, Trajectory, Verdict
+from rlep.core.types import ALL, BoolArray, Float32Array, Int32Array, Provenance, Sampling, Trajectory, Verdict
 from rlep.integrations.rule import replay_method
 from rlep.methods.replay_method import ReplayMethod
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.storage.scan import trajectory_of
-from rlep.services.pool.values import OTHERS, UNCAPPED, PoolStats
+from rlep.services.pool.values import OTHERS, PoolStats
 
 PAUSE_S = 60.0
 """After a call that a server did not answer: the time until the next one, and between two lines about it."""
@@ -67,7 +67,8 @@ class Origin:
     max_tokens: int | None = None
     """Longest response in tokens."""
     limit: str = "max_tokens"
-    """The trainer's own name of it."""
+    group: str = "size"
+    """The trainer's own names of that length, and of the rows of a group."""
     sampling: Sampling = field(default_factory=Sampling)
     logprobs_mode: str = "processed"
     logprobs_dtype: str = "float32"
@@ -131,8 +132,8 @@ class _Held(NamedTuple):
 
     def member(self, content_id: str, births: Mapping[str, int]) -> Trajectory:
         """One response, with its birth where it is the run's own."""
-        member, birth = self.sample.member(self.places[content_id], self.prompt_id), births.get(content_id, -1)
-        return member if birth < 0 else replace(member, metadata={**member.metadata, "birth": str(birth)})
+        member = self.sample.member(self.places[content_id], self.prompt_id)
+        return replace(member, birth=births.get(content_id, -1))
 
 
 class Replayer:
@@ -157,7 +158,7 @@ class Replayer:
             origin: the run.
             rule: see ``replay_rule``.
             seed: of the draws.
-            steps: of the run; a linear schedule ends there.
+            steps: of the run; a linear schedule ends there. 0: not known.
             success: least reward of a success.
             away: go on without replays while the server does not answer, or raise ``DeadlineExceeded``.
             restart: at step 0 remove what an earlier start of this run left in the pool, instead of refusing it.
@@ -168,6 +169,8 @@ class Replayer:
             raise ConfigError(f"run = {origin.run!r}: a run needs a name of one line, which its records carry")
         if rule.schedule == "linear" and steps < 1:
             raise ConfigError(f"steps = {steps}: a linear replay schedule needs its length in steps")
+        if steps > 0:
+            rule.check_schedule(steps)
         self._pool, self._origin, self._rule, self._steps = pool, origin, rule, steps
         self._seed, self._success, self._away, self._restart = seed, success, away, restart
         self._method = replay_method(rule, seed)
@@ -205,8 +208,7 @@ class Replayer:
         wanted = list(self._method.with_replays(step, prompt_ids)) if count else []
         if not wanted or not self.begun:
             return {}
-        nothing: Replays = {}
-        drawn = self._asked(lambda: self._drawn(step, wanted, count), otherwise=nothing)
+        drawn = self._asked(lambda: self._drawn(step, wanted, count), otherwise=Replays())
         self._count(step, drawn, wanted)
         return drawn
 
@@ -232,12 +234,15 @@ class Replayer:
             )
         if size <= self._rule.count:
             raise ConfigError(
-                f"groups of {size} with count = {self._rule.count}: a group needs a fresh response; make it "
+                f"{self._origin.group} = {size} with count = {self._rule.count}: a group needs a fresh response; make it "
                 f"{self._rule.count + 1} or more, e.g. G + {self._rule.count} for the paper's addition to G"
             )
         for row in range(1, len(prompts)):
             if (first + row) % size and prompts[row] != prompts[row - 1]:
-                raise ConfigError(f"rows {row - 1} and {row} are of one group of {size} and of two prompts")
+                raise ConfigError(
+                    f"rows {row - 1} and {row} are of one group of {self._origin.group} = {size} and of two prompts: a step's "
+                    "rows must be whole groups, side by side, and what an environment's reset adds must be the same for a group"
+                )
         drawn, places = self.draw(step, prompts), [(first + row) % size - size for row in range(len(prompts))]
         return [
             drawn[name][place] if -place <= len(drawn.get(name, ())) else None
@@ -246,8 +251,7 @@ class Replayer:
 
     def accepts(self, rows: Sequence[Row]) -> bool:
         """Decide by the method and ``replay.only_below`` whether the replays of a prompt join its fresh responses."""
-        fresh = [self._trajectory(0, row) for row in rows]
-        below = self._rule.only_below
+        fresh, below = [self._trajectory(0, row) for row in rows], self._rule.only_below
         share = sum(member.correct for member in fresh) / max(1, len(fresh))
         return (below is None or share < below) and self._method.accepts(fresh)
 
@@ -309,7 +313,7 @@ class Replayer:
         holder = f"{secrets.token_hex(8)} {origin.run}, process {os.getpid()} of {socket.gethostname()}"
         stats = pool.open(
             tokenizer_digest=origin.tokenizer_digest,
-            cap=UNCAPPED if new else None,
+            cap=ALL if new else None,
             read_only=not writes,
             holder=holder if writes and origin.main else None,
         )
@@ -352,7 +356,7 @@ class Replayer:
             stored = self._pool.sample(prompt_ids, count, seed=self._seed, step=step, minimum=rule.minimum)
             chosen = stored.trajectories()
         else:
-            sample = self._pool.sample(prompt_ids, UNCAPPED, seed=self._seed, step=step, minimum=1)
+            sample = self._pool.sample(prompt_ids, ALL, seed=self._seed, step=step, minimum=1)
             every = iter(range(len(sample.ids)))
             places = {
                 prompt_id: {sample.ids[k]: k for k in itertools.islice(every, held)}

@@ -21,6 +21,8 @@ UNKNOWN_TO_TRAINERS = {
     "least-probable": "scores all stored responses under the current policy, which only rlep's own trainer does",
 }
 """Selections that need more than the pool, and why."""
+_LONGEST_RUN = 10**9
+"""Steps: how many there are is the trainer's to say, and no schedule or first step is refused here for them."""
 
 
 def replay_rule(count: int, **keys: Any) -> ReplayConfig:
@@ -39,14 +41,12 @@ def replay_rule(count: int, **keys: Any) -> ReplayConfig:
     settings = settings_of(method)
     plain = settings_of("rlep")
     terms = [assigned(key, settings[key]) for key in TERMS if settings[key] != plain[key]]
-    terms += [assigned("group", "prefix")] if settings["group"] == "prefix" else []
     if terms:
         raise ConfigError(f'replay.method = "{method}": {", ".join(terms)} is no part of the trainer\'s loss')
     chosen = {key: value for key, value in settings.items() if key in CHOICE} | keys | {"count": count}
     if why := UNKNOWN_TO_TRAINERS.get(chosen["selection"]):
         raise ConfigError(f'replay.selection = "{chosen["selection"]}" {why}; set another, e.g. "newest"')
-    steps = chosen.get("start_step", 0) + 1 if isinstance(chosen.get("start_step", 0), int) else 1
-    rule = parse_config({"replay": chosen, "run": {"steps": steps}}).replay
+    rule = parse_config({"replay": chosen, "run": {"steps": _LONGEST_RUN}}).replay
     if not rule.count:
         raise ConfigError("replay.count = 0: nothing would be replayed; leave rlep out, or set it to 1 or more")
     return rule

@@ -35,7 +35,8 @@ from rlep.integrations.conversation import conversation
 from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
 from rlep.integrations.rule import replay_rule
 from rlep.integrations.trl_settings import logprobs_mode_of, sampled_in, sampling_of, tokenizer_of
-from rlep.services.environment.digest import class_digest, tools_digest
+from rlep.services.environment.contract import score_range
+from rlep.services.environment.digest import class_digest, tools_digest, verifier_name
 from rlep.services.pool.rpc.client import PoolClient
 
 Rewards = Callable[..., Any]
@@ -203,14 +204,6 @@ class TrlReplay:
         if self._replayer is None or self._of() is not trainer:
             self._replayer, self._of = self._made(trainer, prompts[0]), weakref.ref(trainer)
         size, start = trainer.num_generations, trainer.accelerator.process_index * len(prompts)
-        for row in range(1, len(prompts)):
-            if (start + row) % size and prompts[row] != prompts[row - 1]:
-                raise ConfigError(
-                    f"rows {row - 1} and {row} of process {trainer.accelerator.process_index} are one group of num_generations = "
-                    f"{size} and two prompts: per_device_train_batch_size × steps_per_generation × processes must hold whole "
-                    "groups, in the order of TRL's own sampler"
-                    + ("; and what an environment's reset adds must be the same for a group" if self._played else "")
-                )
         names = [self._name(prompt) for prompt in prompts]
         step = int(trainer.state.global_step)
         replays = self._replayer.fill(step, names, size, start)
@@ -275,7 +268,7 @@ class TrlReplay:
     def _with_stored(self, rewards: list[Any], batch: _Batch) -> list[Any]:
         """The rewards of all rows: of an episode that was not played here the stored one."""
         if self._environment is not None:
-            played, high = iter(rewards), _range(self._environment)
+            played, high = iter(rewards), score_range(self._environment)
             return [
                 next(played)
                 if replay is None
@@ -311,6 +304,7 @@ class TrlReplay:
             vocabulary=trainer.model.config.get_text_config().vocab_size,
             max_tokens=trainer.max_completion_length,
             limit="max_completion_length",
+            group="num_generations",
             sampling=sampling_of(trainer),
             logprobs_mode=logprobs_mode_of(trainer),
             logprobs_dtype=sampled_in(trainer),
@@ -345,18 +339,12 @@ class TrlReplay:
             )
         own = trainer.reward_funcs[-1]  # the last, as TRL adds it to the user's
         own = getattr(own, "__wrapped__", own)
-        self._environment, self._success = kind, _range(kind)[1]
-        self._function = f"environment:{kind.__module__}:{kind.__qualname__}"
+        self._environment, self._success = kind, score_range(kind)[1]
+        self._function = verifier_name(f"{kind.__module__}:{kind.__qualname__}")
         self._wrapper = trainer.reward_funcs[-1] = self._wrapped(own, own)
 
     def _check(self, trainer: Any) -> None:
         """Refuse settings under which replays would be something else than they seem. Raises ``ConfigError``."""
-        count, size = self._rule.count, trainer.num_generations
-        if size < count + 1:
-            raise ConfigError(
-                f"num_generations = {size} with count = {count}: a group needs a fresh response; set num_generations to "
-                f"{count + 1} or more, e.g. G + {count} for the paper's addition to G"
-            )
         if not any(function is self._wrapper for function in trainer.reward_funcs):
             raise ConfigError(
                 "GRPOTrainer has rollout_func=replay.rollout and no replay.reward: give it reward_funcs=[replay.reward(f)]"
@@ -397,12 +385,6 @@ def _environment_digest(trainer: Any) -> str:
     """Names the environment of a trainer's episodes and its tools; empty where responses are no episodes."""
     named = [class_digest(kind) for kind in _environments(trainer)]
     return "+".join([*named, *([tools_digest(trainer._standalone_tools)] if trainer._standalone_tools else [])])
-
-
-def _range(kind: type) -> tuple[float, float]:
-    """The least and the highest reward of an environment, as rlep reads them."""
-    low, high = getattr(kind, "score_range", (0.0, 1.0))
-    return float(low), float(high)
 
 
 def _of_main(trainer: Any, step: int, begun: bool) -> tuple[int, bool]:

@@ -9,7 +9,7 @@ from typing import Any
 from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling
-from rlep.engines.tokenizer import Tokenizer
+from rlep.engines.tokenizer import Tokenizer, reads_variable
 
 
 def tokenizer_of(trainer: Any, prompt: Any) -> Tokenizer:
@@ -30,7 +30,7 @@ def _prompting(prompt: Any, template: str, variables: Mapping[str, Any]) -> Mode
     """A trainer's way to make a prompt of a question, as rlep names its own; variables that the template reads count."""
     if isinstance(prompt, str):
         return ModelConfig(chat_template=False)
-    return ModelConfig(template={name: value for name, value in variables.items() if name in template})
+    return ModelConfig(template={name: value for name, value in variables.items() if reads_variable(template, name)})
 
 
 def sampling_of(trainer: Any) -> Sampling:

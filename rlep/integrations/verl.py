@@ -35,7 +35,7 @@ from rlep.config.schema import ModelConfig
 from rlep.config.settings import section_of
 from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling, Trajectory, prompt_id_of, question_text
-from rlep.engines.tokenizer import Tokenizer
+from rlep.engines.tokenizer import Tokenizer, reads_variable
 from rlep.integrations.mini_batches import cut, padded, shared
 from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
 from rlep.integrations.rule import replay_rule
@@ -301,8 +301,12 @@ class VerlReplay:
         """The run, as its records name it."""
         config = self._trainer.config
         rollout, function = config.actor_rollout_ref.rollout, config.reward.custom_reward_function
-        template = dict(config.data.get("apply_chat_template_kwargs", None) or {})
-        tokenizer = Tokenizer(self._trainer.tokenizer, ModelConfig(template=template))
+        given, template = (
+            config.data.get("apply_chat_template_kwargs", None) or {},
+            str(self._trainer.tokenizer.chat_template),
+        )
+        variables = {name: value for name, value in given.items() if reads_variable(template, name)}
+        tokenizer = Tokenizer(self._trainer.tokenizer, ModelConfig(template=variables))
         return Origin(
             self._run or f"{config.trainer.project_name}/{config.trainer.experiment_name}",
             tokenizer.digest,

@@ -77,11 +77,11 @@ def open_run(config: Config, inputs: Inputs, command: str, progress: CommandProg
     )
     store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config, progress))
     store.events.log("data_loaded", None, **facts.data)
-    refused = False
+    failed = refused = False
     try:
         yield store
     except BaseException as error:
-        refused = isinstance(error, REFUSALS) and not store.begun
+        failed, refused = True, isinstance(error, REFUSALS) and not store.begun
         event = "run_failed" if isinstance(error, Exception) else "run_interrupted"
         with suppress(OSError):  # a full disk, which may be what it failed of
             store.events.log(event, error=f"{type(error).__name__}: {error}")
@@ -90,7 +90,7 @@ def open_run(config: Config, inputs: Inputs, command: str, progress: CommandProg
         if refused:
             store.discard()
         else:
-            store.close()
+            store.close(failed=failed)
 
 
 def _trackers(config: Config, progress: CommandProgress) -> list[Tracker]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +11,13 @@ from rlep.algorithms.evaluation import EvaluationReport
 from rlep.check.inputs import Inputs, Subject
 from rlep.check.suite import check_inputs, check_start
 from rlep.config.schema import Config
-from rlep.config.settings import load_config, parse_stored_config
-from rlep.core.errors import CheckpointError, ConfigError
-from rlep.driver.checkpoint import choose_checkpoint, write_json
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
+from rlep.core.files import write_json
+from rlep.driver.checkpoint import choose_checkpoint
 from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
 from rlep.driver.made_directory import MadeDirectory
-from rlep.driver.run_directory import WRITTEN_LATER
+from rlep.driver.run_directory import WRITTEN_LATER, stored_config
 from rlep.hub.resolve import model_text, resolve
 from rlep.launch.command import (
     REFUSALS,
@@ -55,9 +55,8 @@ def choose_model(
         ConfigError: a config that cannot be used, or no held-out file.
         CheckpointError: the run has no intact checkpoint.
     """
-    stored = directory / "config.json"
-    is_run = stored.is_file() and (directory / "checkpoints").is_dir()
-    own = stored_config(stored, overrides) if is_run else None
+    is_run = (directory / "config.json").is_file() and (directory / "checkpoints").is_dir()
+    own = stored_config(directory, overrides) if is_run else None
     config = own if own is not None and not files else load_config(files, overrides)
     held_out = tuple(data) or config.data.evaluation
     if not held_out:
@@ -72,15 +71,6 @@ def choose_model(
         return EvaluatedModel(directory, config, held_out, tuple(notes))
     chosen, why = choose_checkpoint(directory / "checkpoints", own.checkpoint.best)
     return EvaluatedModel(chosen.model, config, held_out, (f"{why} of {directory}: step {chosen.state.step}", *notes))
-
-
-def stored_config(file: Path, overrides: Sequence[str] = ()) -> Config:
-    """Return the config that a run left in ``file``. Raises ``CheckpointError`` where it cannot be read."""
-    try:
-        tree = json.loads(file.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
-    return parse_stored_config(tree, file, overrides)
 
 
 def evaluate(

@@ -14,7 +14,7 @@ from typing import Any
 from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
-from rlep.actors.control import Control, Role
+from rlep.actors.control import Control
 from rlep.actors.environments import EnvironmentPool
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Probes
@@ -24,7 +24,7 @@ from rlep.actors.pool_actor import PoolHost
 from rlep.actors.prometheus_gauges import remove_targets, write_targets
 from rlep.actors.ray_watch import ended_by, watch_node
 from rlep.actors.replicas import RoleStatus
-from rlep.actors.run_progress import RunProgress
+from rlep.actors.run_progress import ElasticRole, RunProgress
 from rlep.actors.timeline import keep_trace, write_trace
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
@@ -32,15 +32,18 @@ from rlep.actors.worker_role import WorkerRole
 from rlep.check.inputs import Inputs
 from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
-from rlep.core.types import Prompt
+from rlep.core.progress import Advance
+from rlep.core.types import ALL, Prompt
 from rlep.core.waiting import silence
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.sampler.setup import PROBES
 from rlep.hub.resolve import model_directory
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
-from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED
+from rlep.services.pool.values import FAILURES, LIVE
 
+IDLE_EPISODE_S = 86_400.0
+"""An episode that nobody has acted in for as long is forgotten, at least."""
 CANDIDATES = 64
 """Prompts that the log-prob check takes the longest of."""
 
@@ -63,7 +66,7 @@ class RunActors:
         self.cluster = cluster
         self._stack = AsyncExitStack()
         self._starting: list[asyncio.Task[None]] = []
-        self._elastic: dict[Role, GeneratorPool | WorkerRole[Any]] = {}
+        self._elastic: dict[ElasticRole, GeneratorPool | WorkerRole[Any]] = {}
         self._watched: list[Callable[[], RoleStatus]] = []
         self._pool_host: PoolHost | None = None
         self._sharing, self._shared = _shared(config, cluster)
@@ -82,12 +85,11 @@ class RunActors:
         """Number of roles that were asked for."""
         return len(self._starting)
 
-    async def started(self, advance: Callable[[int], None] | None = None) -> None:
+    async def started(self, advance: Advance = lambda _: None) -> None:
         """Wait until all roles that were asked for are up, ``advance`` being told of each; the first failure ends the wait."""
         for started in asyncio.as_completed(self._starting):
             await started
-            if advance is not None:
-                advance(1)
+            advance(1)
 
     def generators(self, *, base_version: int | None = None) -> GeneratorPool:
         """Start vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
@@ -115,8 +117,10 @@ class RunActors:
         """Start the environments of episodes; None where there are none."""
         if not self.config.environment.factory:
             return None
-        # An episode may wait for its generator as long as its rollout lasts.
-        role = EnvironmentPool(self.cluster, self.config.environment, idle_s=self.config.rollout.deadline_s)
+        # An episode may wait for its generator as long as its rollout lasts, which in a large evaluation is longer than a step's.
+        role = EnvironmentPool(
+            self.cluster, self.config.environment, idle_s=max(IDLE_EPISODE_S, self.config.rollout.deadline_s)
+        )
         self._begin(role.close, role.start())
         self._elastic["environments"] = role
         return role
@@ -140,7 +144,7 @@ class RunActors:
         """Open the pool of the run's own responses, for ``replay.source``. One driver at a time has it."""
         holder = f"{secrets.token_hex(8)} the run in {self.config.run.directory.absolute()} on {platform.node()}"
         options = {"minimum": 1, "precision": "float32"}
-        return self._pool(self.config.run.name + LIVE, inputs, options, cap=UNCAPPED, holder=holder)
+        return self._pool(self.config.run.name + LIVE, inputs, options, cap=ALL, holder=holder)
 
     def failures(self, inputs: Inputs, *, read_only: bool) -> AsyncPoolClient:
         """Open the pool of wrong responses beside it, for ``replay.failed``."""

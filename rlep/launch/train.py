@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from rlep.check.fit_checks import memory_advice
 from rlep.check.inputs import Command, Inputs, Subject
-from rlep.check.pool_checks import check_minimum, covered_questions
+from rlep.check.pool_checks import check_minimum, check_origins, covered_questions, first_ids
 from rlep.check.suite import check_inputs, check_start
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, OutOfMemory
 from rlep.core.plural import counted
-from rlep.data.prompts import PromptSet
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.context import Trainers
 from rlep.driver.live_replay import LiveReplay
@@ -94,7 +93,9 @@ async def _train(
         watch.roles = actors.control(watch.progress).roles
         watch.measure = lambda: generators.cache_metrics() | episode_metrics(players)
         await wait_for_roles(actors, progress)
-        digest = "" if pool is None else await _open_pool(config, pool, prompts, store, progress)
+        digest = ""
+        if pool is not None:
+            digest = await _open_pool(config, pool, inputs, store, progress, supervised=supervised)
         if failures is not None:
             digest += f"+{await failures.digest()}"
         store.begin()
@@ -107,7 +108,7 @@ async def _train(
             Trainers(trained, weights, rollouts(run, prompts), live or pool, failures, choose_method(config)),
             TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode),
             store,
-            sft_step if supervised else choose_step(config, inputs.tokenizer.decode),
+            sft_step if supervised else choose_step(config),
             live=live,
             before=[watch.begin_step] if supervised else [watch.begin_step, files.begin_step],
             after=[watch.end_step]
@@ -117,11 +118,20 @@ async def _train(
 
 
 async def _open_pool(
-    config: Config, pool: AsyncPoolClient, prompts: PromptSet, store: RunDirectory, progress: CommandProgress
+    config: Config,
+    pool: AsyncPoolClient,
+    inputs: Inputs,
+    store: RunDirectory,
+    progress: CommandProgress,
+    *,
+    supervised: bool,
 ) -> str:
-    """Say how much of the data the pool covers; returns its digest."""
+    """Say how much of the data the pool covers; returns its digest. On a cluster that is joined, nobody has looked at it yet."""
+    prompts = train_set(inputs)
     covered = covered_questions(config, await pool.prompt_ids(), prompts)
     check_minimum(config, await pool.stats())
+    drawn = await pool.sample(first_ids(prompts), 1, seed=0, step=0, minimum=config.replay.offline_minimum)
+    check_origins(config, drawn, inputs.tokenizer, supervised=supervised)
     where = config.pool.url or config.pool_directory
     digest = await pool.digest()
     store.events.log("pool_opened", where=str(where), digest=digest, covered=covered, questions=len(prompts))

@@ -16,7 +16,8 @@ from rlep.core.plural import counted
 from rlep.core.seeds import seed_for
 from rlep.core.transcript import lines_of, part_texts
 from rlep.core.types import Completion, Reissued, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from rlep.hub.resolve import model_text
 from rlep.launch.wings import episodes
 from rlep.services.environment.local import LocalEnvironments, local_environments
@@ -64,9 +65,7 @@ async def _play(
     assert inputs.train is not None  # a training run's
     first = inputs.train.prompts[0]
     requests = [
-        Request(
-            f"try/{first.id}/{n}", first.id, first.tokens, n, seed_for(config.run.seed, "try", n), given=first.given
-        )
+        Request(f"try/{first.id}/{n}", first.id, first.tokens, n, seed_for(config.run.seed, "try", n))
         for n in range(PLAYED)
     ]
     generators = episodes(config, inputs, _OneEngine(sampler), environments)

@@ -8,26 +8,23 @@ from rlep.check.inputs import Inputs
 from rlep.config.schema import Config
 from rlep.data.prompts import PromptSet, order_of
 from rlep.driver.context import Run
-from rlep.driver.evaluate import Decode
 from rlep.driver.ports import Environments, Generators, Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import GroupsOf, mix_groups, run_step
 from rlep.driver.train import MakeStep
-from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart
+from rlep.driver.wings.episodes import EpisodeGenerators
 from rlep.driver.wings.prefetch import PrefetchedRollouts
-from rlep.driver.wings.prefixed import prefixed_groups
 from rlep.driver.wings.refill import refill
 from rlep.driver.wings.replacing import replace_groups
 from rlep.driver.wings.streamed import stream_step
 from rlep.metrics.catalogue import MetricValue
 
 
-def choose_step(config: Config, decode: Decode) -> MakeStep:
+def choose_step(config: Config) -> MakeStep:
     """Return the step of phases 1 and 2: plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``)."""
     if config.update.stream:
         return stream_step
-    ways: dict[str, GroupsOf] = {"add": mix_groups, "replace": replace_groups, "prefix": prefixed_groups(decode)}
-    groups_of = ways[config.replay.group]
+    groups_of: GroupsOf = replace_groups if config.replay.group == "replace" else mix_groups
     return partial(run_step, groups_of=refill(groups_of) if config.rollout.dynamic_sampling else groups_of)
 
 
@@ -35,9 +32,9 @@ def episodes(config: Config, inputs: Inputs, generators: Generators, environment
     """Return generators that play each response as an episode of a prompt of ``inputs``; these where there is no environment."""
     if environments is None or inputs.dialogue is None:
         return generators
-    prompts = (*(inputs.train.prompts if inputs.train is not None else ()), *inputs.held_out)
-    starts = {prompt.id: EpisodeStart(prompt.columns, prompt.told) for prompt in reversed(prompts)}
-    return EpisodeGenerators(generators, environments, inputs.dialogue, starts=starts, turns=config.environment.turns)
+    asked = (*(inputs.train.prompts if inputs.train is not None else ()), *inputs.held_out)
+    prompts = {prompt.id: prompt for prompt in reversed(asked)}
+    return EpisodeGenerators(generators, environments, inputs.dialogue, prompts=prompts, turns=config.environment.turns)
 
 
 def rollouts(run: Run, train: PromptSet) -> Rollouts:

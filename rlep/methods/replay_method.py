@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,18 +18,12 @@ from rlep.core.types import Trajectory
 METHODS = {
     "rlep": "rlep.methods.rlep:Rlep",
     "live": "rlep.methods.live:Live",
-    "rescue": "rlep.methods.rescue:Rescue",
     "exgrpo": "rlep.methods.exgrpo:ExGrpo",
     "luffy": "rlep.methods.luffy:Luffy",
-    "prefix": "rlep.methods.prefix:Prefix",
-    "priority": "rlep.methods.priority:Priority",
-    "recall": "rlep.methods.recall:Recall",
-    "mix": "rlep.methods.mix:Mix",
-    "dyjr": "rlep.methods.dyjr:DyJr",
 }
 """Name → ``module:Class``."""
 PYTHON = "python:"
-TERMS = {"old_logprobs": "recompute", "shaping": 0.0, "weight": 1.0, "imitation": 0.0, "divergence": 0.0}
+TERMS = {"old_logprobs": "recompute", "shaping": 0.0, "weight": 1.0}
 """Keys of ``[replay]`` that weigh replayed tokens in the loss, at the paper's values."""
 
 
@@ -42,8 +36,6 @@ class Visit:
     """Prompt and response tokens of its fresh responses."""
     successes: int
     responses: int
-    given: int = 0
-    """Tokens of a stored success that they went on from."""
 
 
 class ReplayMethod:
@@ -56,11 +48,7 @@ class ReplayMethod:
     replays: ClassVar[Mapping[str, Any]] = {}
     """Keys of ``[replay]`` that choose replays, e.g. ``source``, ``count``, ``group``: defaults that configurations override."""
     terms: ClassVar[Mapping[str, Any]] = {}
-    """Keys of ``[replay]`` that weigh replayed tokens in the loss: ``old_logprobs``, ``correction``, ``shaping``, ``weight``,
-    ``imitation``, ``divergence``."""
-
-    copies: ClassVar[bool] = False
-    """Replays of live responses stay where a fresh one of the group repeats them."""
+    """Keys of ``[replay]`` that weigh replayed tokens in the loss: ``old_logprobs``, ``correction``, ``shaping``, ``weight``."""
 
     def __init__(self, *, seed: int = 0, fresh: int = 1, options: Mapping[str, float] | None = None) -> None:
         """``seed`` of the run; ``fresh``: G, responses to a prompt; ``options``: other values of the class's numbers.
@@ -91,10 +79,6 @@ class ReplayMethod:
         """Return at most ``count`` of all ``stored`` responses of a prompt; overridden, it replaces ``replay.selection``."""
         return stored[:count]
 
-    def given(self, step: int, stored: Trajectory) -> int:
-        """Return the tokens of a drawn response that its group goes on from, with ``replay.group = "prefix"``; 0: none."""
-        return 0
-
     def accepts(self, fresh: Sequence[Trajectory]) -> bool:
         """Decide from the verified fresh responses of a prompt whether its replays join them."""
         return True
@@ -109,9 +93,6 @@ class ReplayMethod:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's ``state``; empty at the beginning of a run."""
-
-    def keep_prompts(self, prompt_ids: Collection[str]) -> None:
-        """Forget all other prompts; called after ``restore``, because a run may go on with other training data."""
 
 
 def load_method(name: str) -> type[ReplayMethod]:

@@ -77,7 +77,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("compute/generated_tokens", "tokens", "Generated so far in the run; each response counts with its prompt"),
     Metric(
-        "compute/scored_tokens", "tokens", "Scored so far without gradient: old and reference log-probs, candidates"
+        "compute/scored_tokens",
+        "tokens",
+        "Scored so far without gradient: old and reference log-probs, entropies, candidates",
     ),
     Metric("compute/trained_tokens", "tokens", "Trained on so far, prompts and replays included"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
@@ -103,17 +105,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("replay/length_mean", "tokens", "Mean length of the replays in sampled tokens, EOS included"),
     Metric("replay/live", "trajectories", "Replays among them that this run generated itself (replay.source)"),
     Metric("replay/age", "steps", "Mean age of those: steps since they were generated"),
-    Metric(
-        "prefix/groups",
-        "groups",
-        "Groups that go on from a stored success (replay.group = prefix); rollout/* has them too",
-    ),
-    Metric("prefix/tokens", "tokens", "Mean length of what they were given"),
-    Metric("prefix/accuracy", "share", "Correct ones among their responses"),
     Metric("live/inserted", "trajectories", "Live replay: new responses that the step added"),
     Metric("live/responses", "trajectories", "Live replay: responses that the next step may replay"),
     Metric("live/questions", "prompts", "Live replay: prompts with at least replay.minimum of them"),
-    Metric("live/reviewed", "prompts", "Prompts of the step that came back for review (replay.method = recall)"),
     Metric("live/retired", "prompts", "Prompts that get no replays any more (replay.method = exgrpo)"),
     Metric("loss/policy", "loss", "Policy loss, mean over the updates of the step"),
     Metric("loss/part/<source>", "loss", "Part of the policy loss that the tokens of this source contribute"),
@@ -263,8 +257,8 @@ class Tracker(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record finite numbers of one step; lists arrive flattened (``flatten``)."""
 
-    def close(self) -> None:
-        """Write out what is buffered."""
+    def close(self, *, failed: bool = False) -> None:
+        """Write out what is buffered; ``failed``: the run broke off."""
 
 
 @lru_cache(maxsize=4096)

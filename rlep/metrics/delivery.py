@@ -24,6 +24,7 @@ class Delivery:
         self._tracker, self._name = tracker, type(tracker).__name__
         self._waiting: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(STEPS)
         self._refused = self._late = 0
+        self._failed = False
         self._thread = threading.Thread(target=self._deliver, name="tracker", daemon=True)
         self._thread.start()
 
@@ -41,8 +42,9 @@ class Delivery:
                 _log.warning("%s has %d steps to take: step %d is the first it does not get", self._name, STEPS, step)
             self._late += 1
 
-    def close(self) -> None:
-        """Wait until the tracker has taken what waits and has closed, ``CLOSE_S`` at most."""
+    def close(self, *, failed: bool = False) -> None:
+        """Wait until the tracker has taken what waits and has closed, ``CLOSE_S`` at most; ``failed``: the run broke off."""
+        self._failed = failed
         until = time.monotonic() + CLOSE_S
         try:
             self._waiting.put(None, timeout=CLOSE_S)
@@ -62,6 +64,6 @@ class Delivery:
                     _log.warning("%s refused step %d: %s: %s", self._name, item[0], type(error).__name__, error)
                 self._refused += 1
         try:
-            self._tracker.close()
+            self._tracker.close(failed=self._failed)
         except Exception as error:  # noqa: BLE001
             _log.warning("%s could not be closed: %s: %s", self._name, type(error).__name__, error)

@@ -65,11 +65,11 @@ class MetricsLog(JsonLines):
         self._rebase()
         return dropped
 
-    def close(self) -> None:
-        """Close the file and every tracker."""
+    def close(self, *, failed: bool = False) -> None:
+        """Close the file and every tracker; ``failed``: the run broke off, which trackers show."""
         super().close()
         for tracker in self._trackers:
-            tracker.close()
+            tracker.close(failed=failed)
 
     def _rebase(self) -> None:
         lines = read_metrics(self.path)

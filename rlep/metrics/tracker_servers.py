@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import http.client
-import os
 import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from rlep.core.errors import ConfigError
@@ -58,15 +55,3 @@ def _failure(url: str) -> list[str]:
         return [] if isinstance(error.reason, ssl.SSLError) else [str(error.reason)]
     except (OSError, ValueError, http.client.HTTPException) as error:
         return [str(error) or type(error).__name__]
-
-
-@contextmanager
-def impatient(**settings: str) -> Iterator[None]:
-    """Within the block these environment variables have these values, unless the user has set them."""
-    ours = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)

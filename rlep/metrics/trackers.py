@@ -7,6 +7,7 @@ the run directory. A tracker that fails or hangs costs a warning, not the run (`
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import re
@@ -18,23 +19,27 @@ from types import ModuleType
 
 from rlep.core.errors import ConfigError
 from rlep.core.files import write_whole
+from rlep.core.variables import variables
 from rlep.metrics.catalogue import Tracker
-from rlep.metrics.tracker_servers import ANSWER_S, check_answers, impatient, without_user
+from rlep.metrics.tracker_servers import ANSWER_S, check_answers, without_user
 
 PACKAGES = {"tensorboard": ("tensorboard", "2."), "wandb": ("wandb", "0."), "mlflow": ("mlflow-skinny", "3.")}
 """Sink → the package that it needs, as rlep's extra of that name has it, and how the version it was tested with begins."""
+STEP = "step"
+"""The run's step among W&B's values, which are drawn over it. Names of metrics have a slash."""
 BATCH = 500
 """Metrics per MLflow request; its server takes at most 1000."""
+IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": f"{ANSWER_S:.0f}"}
+"""Of MLflow while it starts: it would send a request that fails seven times more, and wait two minutes for an answer to each."""
+LONGEST = 250
+"""Characters of a metric's name that MLflow takes."""
 
 
 def open_trackers(sinks: Sequence[str], *, directory: Path, project: str, name: str) -> list[Tracker]:
     """The trackers named ``tensorboard``, ``wandb``, ``mlflow``, for the run ``name`` in run directory ``directory``.
 
-    ConfigError for an unknown sink, and with the command to run for one that is not installed.
+    ConfigError with the command to run for one that is not installed.
     """
-    unknown = [sink for sink in sinks if sink not in ("tensorboard", "wandb", "mlflow")]
-    if unknown:
-        raise ConfigError(f"tracking.sinks: unknown {', '.join(unknown)}; known: tensorboard, wandb, mlflow")
     for sink in sinks:
         _imported(sink, sink)  # all are there before the first one is opened
     opened: list[Tracker] = []
@@ -72,7 +77,7 @@ class TensorBoardTracker:
         self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Finish the event file."""
         self._writer.close()
 
@@ -94,6 +99,7 @@ class WandbTracker:
             self._run = wandb.init(
                 project=project, name=name, dir=str(directory), id=known.read_text().strip(), resume="allow"
             )
+            self._run.define_metric("*", step_metric=STEP)
         except ConfigError:
             raise
         except failures as error:
@@ -101,14 +107,18 @@ class WandbTracker:
             raise ConfigError(
                 f"tracking.sinks has 'wandb', which does not start: {_first_line(error)}; {key}"
             ) from None
+        self._next: int = self._run.starting_step
+        """The least number that W&B takes for a step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One W&B step; sent in the background."""
-        self._run.log(dict(metrics), step=step)
+        """One W&B step, of a number that never falls, for W&B ignores others; sent in the background."""
+        own = max(step, self._next)
+        self._run.log({**metrics, STEP: step}, step=own)
+        self._next = own + 1
 
-    def close(self) -> None:
-        """Send what is left."""
-        self._run.finish()
+    def close(self, *, failed: bool = False) -> None:
+        """Send what is left, and whether the run broke off."""
+        self._run.finish(exit_code=int(failed))
 
 
 class MlflowTracker:
@@ -124,8 +134,7 @@ class MlflowTracker:
         self._server = server
         check_answers("mlflow", server, "set MLFLOW_TRACKING_URI to the address of its server")
         try:
-            # It would send a request that fails seven times more, and wait two minutes for an answer to each.
-            with impatient(MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT=f"{ANSWER_S:.0f}"):
+            with variables(IMPATIENT, replace=False):
                 self._client = mlflow.MlflowClient()
                 self._run_id = self._resumed(directory / "mlflow.id", project, name)
         except (self._failure, OSError) as error:
@@ -145,10 +154,10 @@ class MlflowTracker:
         except (self._failure, OSError) as error:
             raise self._failure(self._discreet(str(error))) from None
 
-    def close(self) -> None:
-        """Mark the run as finished."""
+    def close(self, *, failed: bool = False) -> None:
+        """Mark the run as finished or failed."""
         try:
-            self._client.set_terminated(self._run_id)
+            self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
         except (self._failure, OSError) as error:
             raise self._failure(f"run {self._run_id}: {self._discreet(str(error))}") from None
 
@@ -173,8 +182,13 @@ def _first_line(error: Exception) -> str:
 
 
 def mlflow_name(name: str) -> str:
-    """A metric name in the characters MLflow takes."""
-    return re.sub(r"[^\w\-. /:]", "_", name, flags=re.ASCII)
+    """A metric name as MLflow takes it; a digest of one that it would not take keeps apart what were alike else."""
+    segments = re.sub(r"[^\w\-. /:]", "_", name, flags=re.ASCII).split("/")
+    plain = "/".join(part for part in segments if part not in ("", ".", ".."))
+    if plain == name and len(name) <= LONGEST:
+        return name
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=4).hexdigest()
+    return f"{plain[: LONGEST - 9]}-{digest}"
 
 
 def _imported(module: str, extra: str) -> ModuleType:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlep.config.schema import Config
 from rlep.plan.learner import plan_learner
-from rlep.plan.memory import GIB, plan_memory
+from rlep.plan.memory import GIB
 from rlep.plan.model_shape import ModelShape, width_of
 
 ENGINE_BYTES, RANK_BYTES = 2 * GIB, 3 * GIB // 2
@@ -63,7 +63,7 @@ def plan_host(config: Config, shape: ModelShape, *, learns: bool = True) -> Host
     return HostPlan(
         kept_bytes=kept * ranks,
         saved_bytes=trained * learner.replicas + weights + 4 * adapters,
-        published_bytes=VERSIONS * plan_memory(config, shape).weight_update if shared else 0,
+        published_bytes=VERSIONS * shape.parameters * width_of(generator.compute_dtype) if shared else 0,
         process_bytes=processes,
         checkpoint_bytes=trained + weights + 4 * adapters,
         checkpoints=min(rule.keep + 1 + (rule.best is not None), -(-config.run.steps // rule.every)),

@@ -8,8 +8,6 @@ from rlep.config.schema import Config
 from rlep.plan.model_shape import ModelShape, width_of
 
 GIB = 2**30
-GPU_GIB = 80.0
-"""Memory of a GPU where the command is not told another."""
 PROCESS_BYTES = 2 * GIB
 """GPU memory of a process beside its tensors, asleep or not: CUDA context, NCCL's buffers, graphs, fragments. Rough."""
 
@@ -32,7 +30,7 @@ class MemoryPlan:
     """One weight update to the generators."""
 
 
-def plan_memory(config: Config, shape: ModelShape, gpu_bytes: int = int(GPU_GIB * GIB)) -> MemoryPlan:
+def plan_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> MemoryPlan:
     """Memory of one generator, on GPUs of ``gpu_bytes``."""
     generator = config.generator
     served = width_of(generator.compute_dtype)

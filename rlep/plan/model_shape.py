@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from rlep.core.errors import ModelError
+from rlep.core.model_config import read_config
 
 READ_BYTES = 2**24
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -75,10 +75,9 @@ class ModelShape:
 
 def read_shape(model: Path) -> ModelShape:
     """The shape that ``config.json`` states. Raises ``ModelError`` naming what it lacks."""
-    path = model / "config.json"
+    stated = read_config(model)
+    stated = stated.get("text_config") or stated
     try:
-        stated: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        stated = stated.get("text_config", stated)
         kind, heads = str(stated.get("model_type", "")), int(stated["num_attention_heads"])
         return ModelShape(
             layers=int(stated["num_hidden_layers"]),
@@ -92,10 +91,8 @@ def read_shape(model: Path) -> ModelShape:
             attention_bias=bool(stated.get("attention_bias", kind == "qwen2")),
             head_norms=kind == "qwen3",
         )
-    except FileNotFoundError:
-        raise ModelError(f"{model}: no config.json, so this is not a model directory") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{path}: the model's shape cannot be read: {error!r}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{model / 'config.json'}: the model's shape cannot be read: {error!r}") from None
 
 
 def undivided(shape: ModelShape, workers: int) -> str:

@@ -14,7 +14,7 @@ from rlep.plan.devices import roles_of, wanted_cpus, wanted_gpus
 from rlep.plan.fit import Fit, plan_fit
 from rlep.plan.host import HostPlan, plan_host
 from rlep.plan.learner import LearnerPlan, plan_learner
-from rlep.plan.memory import GIB, GPU_GIB, MemoryPlan, plan_memory
+from rlep.plan.memory import MemoryPlan, plan_memory
 from rlep.plan.model_shape import ModelShape
 
 EXPECTED_RESPONSE = 3
@@ -154,7 +154,7 @@ class RunPlan:
     """Why the actors do not fit this machine, and what helps; empty where they fit, or where a cluster is joined."""
 
 
-def make_plan(config: Config, known: Known, gpu_bytes: int = int(GPU_GIB * GIB)) -> RunPlan:
+def make_plan(config: Config, known: Known, gpu_bytes: int) -> RunPlan:
     """The plan of a training run, on GPUs of ``gpu_bytes`` each.
 
     Raises:

@@ -188,6 +188,25 @@ def save_base(directory: Path, model: Any, vocabulary: Sequence[str] = VOCABULAR
     build_tokenizer(CONTEXT_LENGTH, vocabulary).save_pretrained(directory)
 
 
+def make_base(
+    directory: Path,
+    vocabulary: Sequence[str],
+    context: int,
+    stages: Sequence[PretrainStage],
+    texts: Callable[[str, int], Sequence[tuple[str, str]]],
+) -> None:
+    """Train another task's base from nothing, with texts of up to ``context`` tokens, and write it.
+
+    The same bytes on the same kind of processor.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    model = build_model(len(vocabulary))
+    pretrain(model, stages, texts, build_tokenizer(context, vocabulary), _show)
+    save_base(directory, model.eval(), vocabulary)
+
+
 def _show(stage: str, done: int) -> None:
     sys.stderr.write(f"\r{stage} {done} ")
 

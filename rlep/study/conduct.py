@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlep.core.errors import ConfigError, DataError
+from rlep.core.files import write_whole
 from rlep.study.study_plan import ArmSpec, PhasePlan, Replicate, Study, StudySpec, phases_of
 from rlep.study.study_report import Found, Tried, endpoint_of
 from rlep.study.study_results import ArmRun, arm_figures
@@ -67,22 +68,31 @@ def _check_ends(arms: Sequence[tuple[str, Sequence[PhasePlan]]]) -> None:
 
 
 def keep_plan(study: Study, base: Base) -> None:
-    """Note in the study's directory what it is. Raises ConfigError where that is another study's, or its base has changed."""
+    """Note in the study's directory what it is. Raises ConfigError where that is another study's, or its base has changed.
+
+    Where the base's files lie may change, as from one working directory to the next.
+    """
     path = study.study.directory / PLAN
     digests = [hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() for file in base.files]
     now = study.model_dump(mode="json") | {"content of base": digests}
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(now, indent=1) + "\n")
+        write_whole(path, json.dumps(now, indent=1) + "\n")
         return
-    stored = json.loads(path.read_text())
     spec = StudySpec.model_fields
     grown = {key: spec[key].default for key in ("tune_by", "evaluations")}  # which an earlier version did not write
-    before = _flat({**stored, "study": grown | stored["study"]})
+    try:
+        stored = json.loads(path.read_text())
+        before, after = _flat({**stored, "study": grown | stored["study"]}), _flat(now)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} does not say what study this is: {error!r}; delete it if the directory is this study's, and it is "
+            "written anew"
+        ) from None
     changed = [
         f"{key}: {json.dumps(before.get(key))} there, {json.dumps(value)} here"
-        for key, value in (_flat(now) | dict.fromkeys(before.keys() - _flat(now).keys())).items()
-        if before.get(key) != value
+        for key, value in (after | dict.fromkeys(before.keys() - after.keys())).items()
+        if before.get(key) != value and not key.startswith("study.base.")
     ]
     if changed:
         raise ConfigError(

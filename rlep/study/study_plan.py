@@ -254,8 +254,8 @@ def phases_of(
 ) -> list[PhasePlan]:
     """The phases of an arm, in order. ``files`` and ``task``: configuration files and overrides of the base.
 
-    Phases that are the same command with the same settings, seed and inputs have the same directory, whatever the arm or machine.
-    Raises ConfigError where one of them is no valid configuration.
+    Phases that are the same command with the same settings, seed and inputs have the same directory, whatever the arm or machine;
+    an arm's last phase only where both are charged for the same. Raises ConfigError where one is no valid configuration.
     """
     plans: dict[str, PhasePlan] = {}
     base, own_seed = study.parts_of(replicate)
@@ -263,8 +263,14 @@ def phases_of(
         seed = phase.seeds[own_seed % len(phase.seeds)] if phase.seeds else own_seed
         given = {**study.set, **study.bases.get(base, {}), **phase.set}
         inputs = [plans[one].directory.name if one else "" for one in (phase.model, phase.pool)]
-        identity = json.dumps([phase.command, given, seed, *inputs], sort_keys=True)
-        name = f"{phase.command}-{hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()}"
+        identity: list[Any] = [phase.command, given, seed, *inputs]
+        free = sorted(
+            one.directory.name for one in plans.values() if not one.charged and one.config.run.seed == own_seed
+        )
+        if free and phase is arm.phase[-1]:  # another arm may have them too, and be charged for them
+            identity.append({"not charged": free})
+        digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=6)
+        name = f"{phase.command}-{digest.hexdigest()}"
         directory = (study.directory / "phases" / f"{name}-{seed}").absolute()
         pool = (plans[phase.pool].directory if phase.pool else directory) / "pool"
         own: dict[str, Any] = {

@@ -13,11 +13,10 @@ from rlep.view.last_steps import LastSteps, end_of
 from rlep.view.record import PHASES, read_spans
 from rlep.view.run_charts import metric_chart, seconds_chart
 from rlep.view.run_files import RunPlace, StepLine, number_of, read_tail
+from rlep.view.run_page import RECENT
 from rlep.view.steps import read_steps
 from rlep.view.templating import rendered
 
-RECENT = 20
-"""Newest steps over which means are taken."""
 _STATES = {
     "actor_started": "at work",
     "actor_restarted": "at work",

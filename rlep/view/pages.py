@@ -15,10 +15,10 @@ from rlep.view.charts import Axis, bar_chart
 from rlep.view.episode import EpisodeView, episode_in
 from rlep.view.rollouts import GroupView, Row
 from rlep.view.run_files import RunPlace, StepLine, number_of, or_note
+from rlep.view.run_page import A_PAGE
 from rlep.view.steps import read_steps
 from rlep.view.templating import figure, rendered
 
-A_PAGE = 100
 MOST_WORDS = 1500
 """Of a response that is compared: the time of a comparison grows with the square."""
 FILTERS: Mapping[str, Callable[[GroupView], bool]] = {

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.served_census import PoolEntry, entries_of_prompt, response_counts, served_client, stats_of
-from rlep.services.pool.values import PoolPlace, PoolStats
+from rlep.services.pool.values import COVERAGE, PoolPlace, PoolStats
 from rlep.view import rollouts
 from rlep.view.charts import Axis, Drawing, bar_chart
 from rlep.view.pool_places import PoolPlaces, where
 from rlep.view.run_files import RunPlace, or_note
 from rlep.view.templating import rendered
 
-LEVELS = (1, 2, 4, 8)
-"""Responses of a question that are counted: those of ``PoolStats.questions_with``."""
 SHOWN_QUESTIONS = 32
 ANSWERS_A_QUESTION = 4
 """Responses that are read of each of them."""
@@ -98,7 +96,7 @@ def pool_of(run: RunPlace, places: PoolPlaces) -> str:
     found, notes = places.of_run(run)
     steps = rollouts.steps_with(run, "rollouts")[:DRAWN_STEPS]
     drawn, damaged = rollouts.read_drawn(run, steps)
-    asked, more = or_note(lambda: _asked(run, steps[:1]))
+    asked, more = or_note(lambda: _asked(run, steps[0]) if steps else [])
     views = [_view(place, asked) for place in found]
     missing = [] if steps else ["rollouts/ has no files: what was drawn is not known"]
     questions, responses = rollouts.read_known(run)
@@ -147,13 +145,9 @@ def drawn_of(steps: Sequence[int], replays: Sequence[tuple[int, str, str]]) -> S
     return StepDraws(tuple(steps), len(replays), len(times), tuple((*draw, times[draw], newest[draw]) for draw in most))
 
 
-def _asked(run: RunPlace, steps: Sequence[int]) -> list[str]:
-    """Questions of these steps."""
-    rows = [
-        row
-        for step in steps
-        for row in rollouts.read_rows(run, ("rollouts", f"step-{step:06d}.parquet"), ("prompt_id",))
-    ]
+def _asked(run: RunPlace, step: int) -> list[str]:
+    """Questions of a step."""
+    rows = rollouts.read_rows(run, ("rollouts", f"step-{step:06d}.parquet"), ("prompt_id",))
     return sorted({str(row["prompt_id"]) for row in rows})[:ASKED]
 
 
@@ -167,7 +161,7 @@ def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
         return PoolView(place.name, where(place), None, (), (), notes)
     stats, asked_counts, questions = found[0]
     least = {0: stats.questions} | dict(stats.questions_with)
-    asked_least = {level: sum(count >= level for count in asked_counts) for level in (0, *LEVELS)}
+    asked_least = {level: sum(count >= level for count in asked_counts) for level in (0, *COVERAGE)}
     rows = [
         (label, pool, run if asked else None)
         for (label, pool), (_, run) in zip(by_count(least), by_count(asked_least), strict=True)
@@ -179,12 +173,12 @@ def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
 
 def by_count(at_least: Mapping[int, int]) -> list[tuple[str, int]]:
     """(responses, questions) from n → questions with at least n; the last has no upper end."""
-    levels = [0, *LEVELS]
+    levels = [0, *COVERAGE]
     labels = [
-        str(low) if low + 1 == high else f"{low} to {high - 1}" for low, high in zip(levels, LEVELS, strict=False)
+        str(low) if low + 1 == high else f"{low} to {high - 1}" for low, high in zip(levels, COVERAGE, strict=False)
     ]
-    counts = [at_least.get(low, 0) - at_least.get(high, 0) for low, high in zip(levels, LEVELS, strict=False)]
-    return [*zip(labels, counts, strict=True), (f"{LEVELS[-1]} or more", at_least.get(LEVELS[-1], 0))]
+    counts = [at_least.get(low, 0) - at_least.get(high, 0) for low, high in zip(levels, COVERAGE, strict=False)]
+    return [*zip(labels, counts, strict=True), (f"{COVERAGE[-1]} or more", at_least.get(COVERAGE[-1], 0))]
 
 
 def _some(opened: PoolClient) -> list[SomeQuestion]:

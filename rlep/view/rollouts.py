@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,16 +173,11 @@ def read_written(
     run: RunPlace, steps: Sequence[int], prompt: str, most: int
 ) -> tuple[list[tuple[int, Row]], list[str]]:
     """(step, question and first fresh response) of the first ``most`` of these steps that have them, and notes."""
-    found, notes = [], []
-    for step in steps:
-        name = ("rollouts", f"step-{step:06d}.tokens.parquet")
-        if not run.directory.joinpath(*name).exists():  # the oldest are removed
-            continue
-        try:
-            rows = read_rows(run, name, ("member", "question", "prompt", "text", "ends"), only=("prompt_id", prompt))
-        except DataError as error:
-            notes.append(str(error))
-            continue
+    found, notes = list[tuple[int, Row]](), list[str]()
+    names = ((step, ("rollouts", f"step-{step:06d}.tokens.parquet")) for step in steps)
+    files = ((step, name) for step, name in names if run.directory.joinpath(*name).exists())  # the oldest are removed
+    columns = ("member", "question", "prompt", "text", "ends")
+    for step, rows in _readable(run, files, columns, ("prompt_id", prompt), notes):
         found += [(step, row) for row in rows[:1]]
         if len(found) == most:
             break
@@ -198,29 +193,18 @@ def read_sample_rows(run: RunPlace, step: int, prompt: str | None = None, *, tex
 
 def read_prompt(run: RunPlace, prompt: str) -> tuple[list[tuple[int, GroupView]], list[str]]:
     """(step, group) of every one of the newest steps that had the prompt, newest first, and notes on damaged files."""
-    found, notes = [], []
-    for step in steps_with(run, "rollouts")[:MOST_STEPS]:
-        try:
-            rows = read_rows(run, ("rollouts", f"step-{step:06d}.parquet"), ROW_COLUMNS, only=("prompt_id", prompt))
-        except DataError as error:
-            notes.append(str(error))
-            continue
-        if rows:
-            found.append((step, GroupView(rows[0]["group"], tuple(rows))))
-    return found, notes
+    notes = list[str]()
+    files = _files_of("rollouts", steps_with(run, "rollouts")[:MOST_STEPS])
+    read = _readable(run, files, ROW_COLUMNS, ("prompt_id", prompt), notes)
+    return [(step, GroupView(rows[0]["group"], tuple(rows))) for step, rows in read if rows], notes
 
 
 def read_correct(run: RunPlace, prompt: str) -> tuple[list[tuple[int, int, int]], str | None, list[str]]:
     """(step, correct, samples) of the newest evaluations that had the prompt, newest first, its text, and notes."""
     question: str | None = None
-    found, notes = [], []
-    for step in steps_with(run, "samples")[:MOST_STEPS]:
-        name = ("samples", f"step-{step:06d}.parquet")
-        try:
-            rows = read_rows(run, name, ("status", "question"), only=("prompt_id", prompt))
-        except DataError as error:
-            notes.append(str(error))
-            continue
+    found, notes = [], list[str]()
+    files = _files_of("samples", steps_with(run, "samples")[:MOST_STEPS])
+    for step, rows in _readable(run, files, ("status", "question"), ("prompt_id", prompt), notes):
         if rows:
             question = question or rows[0]["question"]
             found.append((step, sum(row["status"] == "correct" for row in rows), len(rows)))
@@ -229,16 +213,30 @@ def read_correct(run: RunPlace, prompt: str) -> tuple[list[tuple[int, int, int]]
 
 def read_drawn(run: RunPlace, steps: Sequence[int]) -> tuple[list[tuple[int, str, str]], list[str]]:
     """(step, prompt id, content id) of every replay in these steps, and notes on damaged files."""
-    found, notes = [], []
-    for step in steps:
-        name = ("rollouts", f"step-{step:06d}.parquet")
+    notes = list[str]()
+    read = _readable(run, _files_of("rollouts", steps), ("prompt_id", "content_id"), ("replayed", True), notes)
+    return [(step, str(row["prompt_id"]), str(row["content_id"])) for step, rows in read for row in rows], notes
+
+
+def _files_of(folder: str, steps: Sequence[int]) -> list[tuple[int, tuple[str, str]]]:
+    return [(step, (folder, f"step-{step:06d}.parquet")) for step in steps]
+
+
+def _readable(
+    run: RunPlace,
+    files: Iterable[tuple[int, tuple[str, str]]],
+    columns: Sequence[str],
+    only: tuple[str, int | str | bool],
+    notes: list[str],
+) -> Iterator[tuple[int, list[Row]]]:
+    """(step, rows) of every (step, file) that can be read; what is wrong with the others is added to ``notes``."""
+    for step, parts in files:
         try:
-            rows = read_rows(run, name, ("prompt_id", "content_id"), only=("replayed", True))
+            rows = read_rows(run, parts, columns, only=only)
         except DataError as error:
             notes.append(str(error))
             continue
-        found += [(step, str(row["prompt_id"]), str(row["content_id"])) for row in rows]
-    return found, notes
+        yield step, rows
 
 
 def read_rows(

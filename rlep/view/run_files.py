@@ -192,17 +192,28 @@ def _parsed(path: Path, size: int, most: int) -> JsonObjects:
         notes.append(f"{path.name}: the last line is unfinished")
     lines, bad = [], 0
     for line in complete.split(b"\n"):
-        try:
-            value = json.loads(line) if line and len(line) <= LONGEST_LINE else None
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
+        value = parse_line(line)
+        if value is not None:
             lines.append(value)
         elif line:
             bad += 1
     if bad:
         notes.append(f"{path.name}: {bad} damaged or overlong lines are left out")
     return JsonObjects(tuple(lines), tuple(notes))
+
+
+def parse_line(raw: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line of at most ``LONGEST_LINE`` bytes; None for anything else."""
+    if not raw or len(raw) > LONGEST_LINE:
+        return None
+    try:
+        value = from_json(raw)
+    except ValueError:  # also of a lone surrogate, which Python's own reader takes
+        try:
+            value = json.loads(raw)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None
 
 
 def number_of(value: object) -> float | None:

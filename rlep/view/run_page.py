@@ -21,11 +21,12 @@ from rlep.view.templating import rendered, shown
 from rlep.view.words import SEVERITY, duration, is_own, number
 
 A_PAGE = 100
+"""Rows of a table that is turned over."""
 EVENTS_SHOWN = 200
 MOST_EVALUATIONS = 5000
 """Newest rows of the table."""
 RECENT = 20
-"""Newest steps over which a summary takes its means."""
+"""Newest steps over which means are taken."""
 MOST_OWN = 24
 """Of the user's metrics that are drawn unasked."""
 STATES = ("running", "silent", "dead", "failed", "interrupted", "finished")

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlep.core.errors import DataError
 from rlep.view.record import EvaluationPoint, evaluation_of
-from rlep.view.run_files import MOST_RUNS, RunPlace, number_of, read_json, read_tail
+from rlep.view.run_files import MOST_RUNS, RunPlace, number_of, read_json, read_tail, section_of
 from rlep.view.steps import fields_of
 
 LATEST_S = 120.0
@@ -133,7 +133,7 @@ def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _K
     manifest, _ = read_json(place, "manifest.json")
     newest = filter(None, map(fields_of, reversed(read_tail(place, "metrics.jsonl").lines)))
     step, _, metrics = next(newest, (-1, 0.0, {}))
-    settings = settings if isinstance(settings := config.get("run"), dict) else {}
+    settings = section_of(config, "run")
     planned = settings.get("steps")
     line = RunLine(
         name=place.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from array import array
@@ -12,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic_core import from_json
-
 from rlep.core.jsonl import LONGEST_LINE
-from rlep.view.run_files import MOST_BYTES, RunPlace, StepLine, number_of
+from rlep.view.run_files import MOST_BYTES, RunPlace, StepLine, number_of, parse_line
 
 MOST_CELLS = 16 * 2**20
 """Numbers of all files that are kept, 8 bytes each; the files that were not asked for longest go first."""
@@ -197,7 +194,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _line_of(raw: bytes) -> Fields | None:
-    return fields_of(_object_of(raw))
+    return fields_of(parse_line(raw) or {})
 
 
 def fields_of(line: Mapping[str, Any]) -> Fields | None:
@@ -206,16 +203,3 @@ def fields_of(line: Mapping[str, Any]) -> Fields | None:
     if type(step) is not int or not -(2**63) <= step < 2**63 or not isinstance(metrics, dict):
         return None
     return step, float(number_of(line.get("wall_s")) or 0.0), metrics
-
-
-def _object_of(raw: bytes) -> dict[str, Any]:
-    if not raw or len(raw) > LONGEST_LINE:
-        return {}
-    try:
-        value = from_json(raw)
-    except ValueError:  # also of a lone surrogate, which Python's own reader takes
-        try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError):
-            return {}
-    return value if isinstance(value, dict) else {}

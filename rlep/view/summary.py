@@ -29,7 +29,6 @@ class RunSummary:
     peak_step: int | None
     final: float | None
     """Accuracy of the last evaluation, from its largest number of samples."""
-    final_step: int | None
     final_samples: int | None
     area: float | None
     """Mean accuracy over steps (trapezoids)."""
@@ -187,7 +186,6 @@ def run_summary(record: RunRecord, source: str | None) -> RunSummary:
         peak=peak.avg if peak else None,
         peak_step=peak.step if peak else None,
         final=final.avg if final else None,
-        final_step=final.step if final else None,
         final_samples=final.samples if final else None,
         area=area(points, [point.avg for point in points]),
         seconds_per_step=median(seconds) if seconds else None,

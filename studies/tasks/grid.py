@@ -22,8 +22,8 @@ from rlep.core.seeds import generator_for, seed_for
 from rlep.core.types import Message
 from rlep.data.prompt_files import write_verl
 from rlep.data.prompt_rows import PromptRow
-from rlep.quickstart.base_model import BATCH, PretrainStage, build_model, pretrain, save_base
-from rlep.quickstart.toy_tokenizer import SPECIAL, build_tokenizer
+from rlep.quickstart.base_model import BATCH, PretrainStage, make_base
+from rlep.quickstart.toy_tokenizer import SPECIAL
 from rlep.services.verifier.gym_tasks import make
 
 SEED = 20260214
@@ -136,12 +136,6 @@ def rows(size: int) -> list[PromptRow]:
     return list(found.values())[:size]
 
 
-def show(stage: str, done: int) -> None:
-    """Say how far the base is, each 100 steps."""
-    if done % 100 == 0:
-        sys.stderr.write(f"base model, {stage}: step {done}\n")
-
-
 def main(directory: Path) -> None:
     """Write ``train.parquet`` and ``held-out.parquet``."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -150,17 +144,7 @@ def main(directory: Path) -> None:
     write_verl(directory / "held-out.parquet", questions[TRAIN:], split="heldout", ability="shortest_path")
 
 
-def train_base(directory: Path) -> None:
-    """Write ``model/``; the same bytes on the same kind of processor."""
-    import torch
-
-    torch.set_num_threads(1)
-    model = build_model(len(VOCABULARY))
-    pretrain(model, STAGES, texts, build_tokenizer(CONTEXT, VOCABULARY), show)
-    save_base(directory / "model", model.eval(), VOCABULARY)
-
-
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
     if "--base" in sys.argv[2:]:
-        train_base(Path(sys.argv[1]))
+        make_base(Path(sys.argv[1]) / "model", VOCABULARY, CONTEXT, STAGES, texts)

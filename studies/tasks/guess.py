@@ -20,8 +20,8 @@ import numpy as np
 
 from rlep.core.files import replace_with
 from rlep.core.seeds import generator_for, seed_for
-from rlep.quickstart.base_model import BATCH, PretrainStage, build_model, pretrain, save_base
-from rlep.quickstart.toy_tokenizer import SPECIAL, build_tokenizer
+from rlep.quickstart.base_model import BATCH, PretrainStage, make_base
+from rlep.quickstart.toy_tokenizer import SPECIAL
 
 SEED = 20260214
 HIGHER, LOWER, NONE = "Higher.", "Lower.", "Name a number."
@@ -116,12 +116,6 @@ def write(path: Path, questions: Iterable[dict[str, str | int]]) -> None:
         part.write_text("".join(f"{json.dumps(row)}\n" for row in questions), encoding="utf-8")
 
 
-def show(stage: str, done: int) -> None:
-    """Say how far the base is, each 100 steps."""
-    if done % 100 == 0:
-        sys.stderr.write(f"base model, {stage}: step {done}\n")
-
-
 def main(directory: Path) -> None:
     """Write ``train.jsonl`` and ``held-out.jsonl``."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -130,18 +124,8 @@ def main(directory: Path) -> None:
     write(directory / "held-out.jsonl", questions[TRAIN:])
 
 
-def train_base(directory: Path) -> None:
-    """Write ``model/``; the same bytes on the same kind of processor."""
-    import torch
-
-    torch.set_num_threads(1)
-    model = build_model(len(VOCABULARY))
-    pretrain(model, STAGES, texts, build_tokenizer(CONTEXT, VOCABULARY), show)
-    save_base(directory / "model", model.eval(), VOCABULARY)
-    (directory / "model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-
-
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
     if "--base" in sys.argv[2:]:
-        train_base(Path(sys.argv[1]))
+        make_base(Path(sys.argv[1]) / "model", VOCABULARY, CONTEXT, STAGES, texts)
+        (Path(sys.argv[1]) / "model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")

@@ -276,6 +276,15 @@ def test_plan_says_what_is_missing_and_plans_the_rest(config: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("size", ["inf", "1e300", "nan", "0.5"])
+def test_plan_for_gpus_of_a_size_that_none_has_is_refused(config: str, size: str) -> None:
+    result = CliRunner().invoke(app, ["plan", config, "--gpu-memory", size])
+    assert (result.exit_code, result.stdout) == (2, "")
+    limit = "less than or equal to 1000000" if size != "0.5" else "greater than or equal to 1"
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert f"Invalid value for '--gpu-memory': Input should be {limit}" in said
+
+
 def test_plan_refuses_a_directory_without_a_model_as_check_does(
     config: str, overrides: list[str], tmp_path: Path
 ) -> None:

@@ -6,10 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -17,14 +15,10 @@ from typer.testing import CliRunner, Result
 
 from rlep import Verdict, load_tokenizer, trajectory_from_text
 from rlep.check.inputs import Subject
-from rlep.check.pool_checks import check_replays
 from rlep.check.suite import findings
 from rlep.cli import app
 from rlep.config.settings import load_config
-from rlep.core.errors import PoolError
-from rlep.data.prompts import PromptSet
 from rlep.driver.run_state import RunState
-from rlep.engines.tokenizer import Tokenizer
 from rlep.metrics.logs import EventLog
 from rlep.services.pool.rpc.places import served
 from rlep.services.pool.values import PoolPlace
@@ -316,50 +310,6 @@ def test_a_pool_with_fewer_responses_to_each_question_than_a_draw_needs_is_named
             f"error: no question of pool pool has the {least} responses that a draw needs (replay.minimum): "
             "collect more, or set replay.minimum=1\n",
         )
-
-
-def filled(overrides: list[str], pool: Path, *origins: Mapping[str, Any]) -> tuple[list[str], Tokenizer, PromptSet]:
-    """Overrides with a pool of one response to each question, of these origins; and the run's tokenizer and questions."""
-    place = [*overrides, "replay.count=2", "replay.minimum=1", f'pool.directory="{pool}"']
-    subject = Subject(load_config([], place))
-    verdict, made = Verdict("correct", "2", verifier="mine", version="1"), []
-    for row, origin in zip(ROWS, origins, strict=False):
-        question = [{"role": "user", "content": row["problem"]}]
-        stored = trajectory_from_text(subject.tokenizer, question, row["answer"], row["answer"], verdict)
-        made.append(replace(stored, provenance=replace(stored.provenance, **origin)))
-    with served(PoolPlace(None, pool, "pool")) as opened_pool:
-        assert opened_pool.add(made).inserted == len(origins)
-    assert subject.train is not None
-    return place, subject.tokenizer, subject.train
-
-
-def test_a_pool_of_responses_to_prompts_made_otherwise_is_refused_or_by_option_taken(
-    overrides: list[str], tmp_path: Path
-) -> None:
-    """Responses to three questions: one sampled after this run's prompts, one after others, one that does not say."""
-    own = Subject(load_config([], overrides)).tokenizer.template_digest
-    origins = [{"template_digest": digest} for digest in (own, "another", "")]
-    place, tokenizer, prompts = filled(overrides, tmp_path / "pool", *origins)
-    with pytest.raises(
-        PoolError,
-        match=r"^pool pool: 1 of 3 responses looked at answer prompts made by template another, this run\'s are by "
-        rf'{own}: set model\.template, .*, or replay\.other_template = "render"',
-    ):
-        check_replays(load_config([], place), tokenizer, prompts)
-    taken = load_config([], [*place, "replay.other_template=render"])
-    assert check_replays(taken, tokenizer, prompts) == "pool: responses to 3 of 4 training questions"
-
-
-def test_a_pool_of_another_environment_is_refused_before_the_start(overrides: list[str], tmp_path: Path) -> None:
-    """One episode of three responses, for a run without an environment and for one with another class."""
-    origins = [{"environment_digest": digest} for digest in ("", "games:Game:1a2b", "")]
-    place, tokenizer, prompts = filled(overrides, tmp_path / "pool", *origins)
-    with pytest.raises(PoolError, match=r"1 of 3 .* episodes of environment games:Game:1a2b, this run's are respon"):
-        check_replays(load_config([], place), tokenizer, prompts)
-    factory = "rlep.environments.guess_number:GuessNumber"
-    other = [f"environment.factory={factory}", "environment.observation_tokens=4", "replay.other_template=render"]
-    with pytest.raises(PoolError, match=rf"2 of 3 .* without an environment, this run's are episodes of .* {factory}:"):
-        check_replays(load_config([], [*place, *other]), tokenizer, prompts)
 
 
 def test_a_finished_run_has_nothing_to_do(config: str, overrides: list[str], tmp_path: Path) -> None:

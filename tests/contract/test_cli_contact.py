@@ -1,4 +1,4 @@
-"""``rlep status``, ``top``, ``timeline``, ``scale`` and ``drain`` on a run directory that somebody else prepared.
+"""``rlep status``, ``top``, ``timeline``, ``pool stats``, ``scale`` and ``drain`` on a run directory that somebody else prepared.
 
 Whoever answers at a Ray address gets this user's token and runs code in the command: nothing connects before every check.
 """
@@ -21,7 +21,10 @@ from rlep.actors.contact import Contact, check_private, read_contact, write_cont
 from rlep.cli import app
 from rlep.core.errors import ConfigError
 
-COMMANDS = [["status"], ["top"], ["timeline"], ["scale", "generators", "2", "--run"], ["drain", "generator-0", "--run"]]
+COMMANDS = [
+    *(["status"], ["top"], ["timeline"], ["pool", "stats", "--attach"]),
+    *(["scale", "generators", "2", "--run"], ["drain", "generator-0", "--run"]),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -89,10 +92,11 @@ def test_a_file_of_the_user_is_not_taken_for_a_token(command: list[str], run: Pa
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_an_address_that_the_user_has_not_named_is_not_asked(command: list[str], run: Path, trap: str) -> None:
+    option = "cluster.address" if command[0] == "pool" else "--address"
     write_contact(run, Contact("run", trap, "anywhere", None))
     assert refusal(command, run) == (
         f"{run}/contact.json names the Ray cluster {trap}, which you have not: if it is the run's, repeat the command with that "
-        "--address, or set RAY_ADDRESS"
+        f"{option}, or set RAY_ADDRESS"
     )
 
 

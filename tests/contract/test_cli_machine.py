@@ -35,6 +35,22 @@ def test_what_the_system_refuses_is_one_line_and_exit_code_1(tmp_path: Path) -> 
     assert result.stderr == f"error: {tmp_path / 'file' / 'report'}: Not a directory\n"
 
 
+def test_a_command_that_breaks_off_is_shown_as_failed_by_its_tracker(
+    config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    few = ["generator.cpus=4", "cluster.cpus=3", 'tracking.sinks=["mlflow"]', 'tracking.project="p"']
+    settings = [word for text in (*overrides, *few) for word in ("--set", text)]
+    assert CliRunner().invoke(app, ["train", config, *settings]).exit_code == 2
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("p")
+    assert experiment is not None
+    assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]
+
+
 def test_a_terminal_that_cannot_show_everything_is_no_fault(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "latin-1", "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "rlep", "check"]

@@ -20,7 +20,6 @@ import pytest
 import yaml
 
 from rlep.actors.jobs import STOP_WAIT, STOP_WAIT_S
-from rlep.check.fit_checks import OBJECT_STORE_BYTES
 from rlep.config.settings import load_config
 from rlep.plan.devices import wanted_cpus
 from rlep.plan.host import plan_host
@@ -91,13 +90,13 @@ def test_the_compose_files_keep_to_the_specification(name: str) -> None:
 
 
 def test_with_gpus_the_head_has_them_all_and_shared_memory_for_7b() -> None:
-    """Two versions of a 7B model in bfloat16, and Ray's object store."""
+    """Two versions of a 7B model in bfloat16, and a GiB for Ray's object store."""
     (head,) = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"].values()
     assert head["gpus"] == "all"
     size = re.fullmatch(r"\$\{RLEP_SHM:-(\d+)gb\}", head["shm_size"])  # Docker's gb is a GiB
     assert size
     config = load_config([ROOT / "configs/paper/rlep.toml", ROOT / "configs/machines/8x80gb.toml"])
-    wanted = plan_host(config, MATH_7B).published_bytes + OBJECT_STORE_BYTES
+    wanted = plan_host(config, MATH_7B).published_bytes + 2**30
     assert int(size[1]) == -(-wanted // 2**30)
     assert wanted_cpus(config) <= int(re.findall(r"RLEP_HEAD_CPUS=(\d+)", (DEPLOY / "compose.gpu.yaml").read_text())[0])
 

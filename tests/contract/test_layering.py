@@ -100,7 +100,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc_health": ("services/",),
     "httpx": ("services/verifier/judge.py",),
     "grpc_reflection": ("services/",),
-    "huggingface_hub": ("hub/",),
+    "huggingface_hub": ("hub/", "engines/learner/trainer_state.py"),
     "accelerate": ("integrations/trl.py", "integrations/trl_settings.py"),
     "transfer_queue": ("integrations/verl.py",),
     "trl": ("integrations/conversation.py",),

@@ -132,7 +132,7 @@ def test_folders_of_the_client_import_base_packages_only(bare: Path, tmp_path: P
 
 
 def test_a_pool_server_and_the_shipped_configs_need_nothing_else(bare: Path, tmp_path: Path) -> None:
-    server = "--redis grpc://127.0.0.1:1 --set pool.deadline_s=1"
+    server = "--redis grpc://127.0.0.1:1 --set pool.deadline_s=3"
     verbs = ["stats", "browse", "show x", "sample", "prune --keep 1", "prune --damaged", "seal --yes"]
     for status, text in commands(bare, [f"pool {verb} {server}" for verb in verbs], tmp_path):
         assert (status, text.count("nobody listens there")) == (1, 1), text

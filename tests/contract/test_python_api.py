@@ -38,7 +38,7 @@ SIGNATURES = {
         "(prompt_id: 'str', tokens: 'Int32Array', logprobs: 'Float32Array | None', finish_reason: 'FinishReason', "
         "verdict: 'Verdict', provenance: 'Provenance', created_at: 'float', sample_id: 'str' = '', "
         "metadata: 'Mapping[str, str]' = <factory>, token_versions: 'Int32Array | None' = None, "
-        "sampled: 'BoolArray | None' = None) -> None"
+        "sampled: 'BoolArray | None' = None, birth: 'int' = -1) -> None"
     ),
     "Verdict": (
         "(status: 'Status', extracted: 'str | None', verifier: 'str', version: 'str', path: 'str' = 'full', "

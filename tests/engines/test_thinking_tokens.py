@@ -162,11 +162,11 @@ def test_files_nested_without_end_are_one_sentence(tmp_path: Path) -> None:
         (tmp_path / name).write_text("[" * 100_000)
     with pytest.raises(ModelError, match="the tokenizer cannot be read"):
         load_tokenizer(tmp_path)
-    with pytest.raises(ModelError, match="no readable max_position_embeddings"):
+    with pytest.raises(ModelError, match=r"config\.json cannot be read: RecursionError"):
         context_length(tmp_path)
-    with pytest.raises(ModelError, match="shape cannot be read"):
+    with pytest.raises(ModelError, match=r"config\.json cannot be read: RecursionError"):
         read_shape(tmp_path)
-    with pytest.raises(ModelError, match="no readable model_type"):
+    with pytest.raises(ModelError, match=r"config\.json cannot be read: RecursionError"):
         check_family(tmp_path, 4096)
 
 

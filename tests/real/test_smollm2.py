@@ -25,7 +25,8 @@ from rlep.core.jsonl import read_lines
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.weight_sender import probe_batch
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from tests.small import options, rlep
 
 ROOT = Path(__file__).parents[2]

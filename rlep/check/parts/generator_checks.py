@@ -20,7 +20,8 @@ from rlep.core.plural import counted
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.weight_sender import probe_batch
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 
 REQUESTS, MAX_TOKENS = 24, 12

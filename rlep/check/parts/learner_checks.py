@@ -16,10 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
 from rlep.check.finding import CheckSkipped
-from rlep.check.parts.outcome import CheckFailed, call_all_apart, environment
+from rlep.check.parts.outcome import CheckFailed, call_all_apart
 from rlep.check.parts.synthetic import Rig, scored
 from rlep.config.schema import Config
 from rlep.core.types import Float32Array, SequenceBatch
+from rlep.core.variables import variables
 from rlep.engines.learner.allocator import allocator_settings
 from rlep.engines.learner.attention import layout_of, packed_attention
 from rlep.engines.learner.device_state import current_device, join_ranks
@@ -185,5 +186,5 @@ def make_rank(
     """One rank with the rig's configuration or another, and a run's allocator; ``name`` is of the group that it joins."""
     config = config or rig.learner()
     place = f"file://{rig.scratch}/meeting-{name}"
-    with environment(allocator_settings(config.learner)):  # an engine that is started later is not to have it
+    with variables(allocator_settings(config.learner)):  # an engine that is started later is not to have it
         return learner(rig.model, config, rank=rank, world_size=ranks, meeting_point=place)

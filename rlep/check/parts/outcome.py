@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -16,7 +16,7 @@ from typing import IO, Any
 import psutil
 
 from rlep.check.finding import CheckSkipped, Finding
-from rlep.core.errors import RlepError
+from rlep.core.errors import RlepError, first_line
 
 END_S = 10.0
 """Seconds in which a process that has answered, and what it started, have to end."""
@@ -48,21 +48,6 @@ class Check:
                 output.seek(0)
                 messages = output.read().decode(errors="replace").strip()
                 return Finding(self.name, "wrong", str(error), self.remedy, messages)
-
-
-@contextmanager
-def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """The process's environment with ``changes`` within the block, and as it was after it."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
@@ -136,8 +121,7 @@ def _answer(sender: Connection, function: Callable[..., Any], args: tuple[Any, .
     except (CheckFailed, CheckSkipped) as error:
         sender.send((None, error))
     except Exception as error:  # noqa: BLE001 - whatever a part raises is what the check found
-        first = (str(error).splitlines() or [""])[0]
-        sender.send((None, CheckFailed(f"{type(error).__name__}: {first}")))
+        sender.send((None, CheckFailed(f"{type(error).__name__}: {first_line(error)}")))
 
 
 def _end(process: multiprocessing.process.BaseProcess, grace_s: float) -> None:

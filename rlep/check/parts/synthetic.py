@@ -90,6 +90,10 @@ class Rig:
             groups=numbers // 2,
         )
 
+    def short_batch(self) -> SequenceBatch:
+        """Four sequences of 30, 21, 15 and 9 tokens, cut where the context is shorter."""
+        return self.batch([min(length, self.context - 1) for length in (30, 21, 15, 9)])
+
 
 def scored(batch: SequenceBatch, logprobs: np.ndarray[Any, np.dtype[np.float32]]) -> SequenceBatch:
     """The batch with old log-probs ``[R]``, as an update wants it."""

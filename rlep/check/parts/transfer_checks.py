@@ -14,18 +14,17 @@ import torch
 from rlep.check.finding import CheckSkipped
 from rlep.check.parts.generator_checks import started, with_engine
 from rlep.check.parts.learner_checks import make_rank
-from rlep.check.parts.outcome import CheckFailed, environment
+from rlep.check.parts.outcome import CheckFailed
 from rlep.check.parts.synthetic import Rig, halves, scored
 from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Int32Array
+from rlep.core.variables import variables
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.weight_sender import WeightSender
 from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import WeightUpdate
 
-LENGTHS = (30, 21, 15, 9)
-"""Of the sequences that are compared, in tokens; cut where the context is shorter."""
 DYING = "rlep.check.parts.dying_worker.DyingWorkerExtension"
 Probed = tuple[Int32Array, Int32Array]
 """Prompt and response whose log-probs are compared."""
@@ -91,8 +90,8 @@ def _need_gpus(rig: Rig) -> None:
 @contextmanager
 def _updated(rig: Rig, learner: type[LearnerRank]) -> Iterator[tuple[LearnerRank, Sequence[Probed]]]:
     """A rank after one update, over NCCL on the second GPU, and what to compare log-probs on."""
-    batch = rig.batch([min(length, rig.context - 1) for length in LENGTHS])
-    with environment(second_gpu() if rig.config.generator.transfer == "nccl" else {}):
+    batch = rig.short_batch()
+    with variables(second_gpu() if rig.config.generator.transfer == "nccl" else {}):
         rank = make_rank(rig, learner, "weights")
     with closing(rank) as made:
         made.update(scored(batch, made.score(batch)), rollout=0)

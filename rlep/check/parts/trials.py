@@ -14,13 +14,14 @@ from rlep.check.parts.generator_checks import generator, preemption
 from rlep.check.parts.kernel_check import kernel
 from rlep.check.parts.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
 from rlep.check.parts.memory_check import memory
-from rlep.check.parts.outcome import Check, environment
+from rlep.check.parts.outcome import Check
 from rlep.check.parts.room import room
 from rlep.check.parts.synthetic import Rig, build_model
 from rlep.check.parts.transfer_checks import lost_member, weights
 from rlep.check.parts.turns_check import turns
 from rlep.config.schema import Config
 from rlep.core.paths import private_directory
+from rlep.core.variables import variables
 from rlep.engines.rendezvous import interface_settings
 from rlep.hub.resolve import model_directory
 
@@ -72,7 +73,7 @@ def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]
             begun(title)
             with _scratch(home / check.__name__) as disk, _scratch(shared / check.__name__) as in_memory:
                 rig = Rig(config, home / "model", disk, in_memory)
-                with environment(interface):
+                with variables(interface):
                     found = Check(title, partial(check, rig), remedy, deadline).finding()
             yield found
 

@@ -27,8 +27,6 @@ from rlep.plan.learner import plan_learner
 from rlep.plan.memory import PROCESS_BYTES
 
 TURNS = 2
-LENGTHS = (30, 21, 15, 9)
-"""Of the sequences of an update, in tokens; cut where the context is shorter."""
 MAX_TOKENS = 12
 GROWTH_BYTES = 2**28
 """Allowed from the last sleep but one, after which all code is loaded, to the last."""
@@ -96,7 +94,7 @@ async def _turns(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) -> s
     config = rig.sampler(share)
     requests = requests_of(rig)
     sampling = Sampling(0.0, 1.0, 0, min(MAX_TOKENS, rig.config.rollout.max_tokens))
-    batch = rig.batch([min(length, rig.context - 1) for length in LENGTHS])
+    batch = rig.short_batch()
     writer, dtype = SharedMemoryWriter(rig.shared), config.generator.compute_dtype
     differences, kept = [], []
     with closing(make_rank(rig, learner, "turns")) as made:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -37,18 +38,13 @@ def verify(
 ) -> None:
     """Grade every response again with the present verifier; what no longer passes is quarantined."""
     from rlep.check.prompts_shown import wanted_of
-    from rlep.cli.pool.open import (
-        existing,
-        file_errors,
-        files_of,
-        matching_tokenizer,
-        opening_of,
-        question_rows,
-    )
+    from rlep.cli.pool.open import existing, file_errors, files_of, matching_tokenizer, opening_of, question_rows
     from rlep.cli.progress import TerminalProgress
     from rlep.services.pool.maintenance.reverify import reverify
     from rlep.services.verifier.grader import configured_verifier
 
+    files = files_of(config, data)
+    _check_out(out, files)
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(existing(config))
@@ -56,7 +52,7 @@ def verify(
         if not (dry_run or other_verifier):
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)
-        rows = dict(question_rows(files_of(config, data), bars, wanted_of(config, columns=verifier.asks)))
+        rows = dict(question_rows(files, bars, wanted_of(config, columns=verifier.asks)))
         openings = {prompt_id: opening_of(tokenizer, row) for prompt_id, row in rows.items()}
         if out is not None:
             stack.enter_context(file_errors(out))
@@ -84,6 +80,14 @@ def verify(
         typer.echo(json.dumps(asdict(found) | {"statuses": dict(found.statuses)}, indent=2))
     else:
         _show_verified(found, verifier)
+
+
+def _check_out(out: Path | None, files: Sequence[Path]) -> None:
+    """Refuse to write the differences over the questions."""
+    from rlep.core.errors import DataError
+
+    if out is not None and out.exists() and any(file.exists() and out.samefile(file) for file in files):
+        raise DataError(f"--out {out} is a file of the questions; name another")
 
 
 def _check_verifier(pool: PoolClient, verifier: BaseVerifier) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 from rlep.cli.pool.which import LOOK, Data, Json, about_a_pool, pool_app
 
 if TYPE_CHECKING:
+    from rlep.actors.cluster import Cluster
     from rlep.config.schema import Config
     from rlep.core.types import Int32Array, Trajectory
     from rlep.data.prompt_rows import PromptRow
@@ -34,7 +35,8 @@ def stats(
     config: Config,
     *,
     attach: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Ask the pool of a running run on the cluster, for counts only.")
+        str | None,
+        typer.Option(metavar="RUN", help="Ask the pool of a running run, by its directory or name, for counts only."),
     ] = None,
     data: Annotated[
         list[Path] | None, typer.Option("--data", metavar="FILE", help="Also count its questions without responses.")
@@ -51,7 +53,10 @@ def stats(
     from rlep.services.pool.maintenance.measure import measure
 
     if attach:
-        _print_stats(config.pool.name, {}, run_async(_attached(config, attach), say_stopping), as_json)
+        from rlep.cli.live import run_cluster  # leads to Ray, which no other command here needs
+
+        cluster = run_cluster(attach, config.cluster.address, "cluster.address")
+        _print_stats(config.pool.name, {}, run_async(_attached(cluster), say_stopping), as_json)
         return
     with TerminalProgress() as bars, existing(config) as pool:
         counts = pool.stats()
@@ -106,11 +111,9 @@ def _show_measured(measured: Measured) -> None:
         )
 
 
-async def _attached(config: Config, run: str) -> PoolStats:
-    from rlep.actors.cluster import Cluster  # imports Ray, which no other command here needs
+async def _attached(cluster: Cluster) -> PoolStats:
     from rlep.actors.pool_actor import attached_stats
 
-    cluster = Cluster(config.cluster.model_copy(update={"address": config.cluster.address or "auto"}), run)
     await asyncio.to_thread(cluster.connect)
     try:
         return await attached_stats(cluster)

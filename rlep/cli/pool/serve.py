@@ -29,7 +29,8 @@ def serve(
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0: a free one.")] = "127.0.0.1:7171",
     pool: Annotated[str, typer.Option(metavar="NAME", help="The pool of callers that name none.")] = "pool",
     token_file: Annotated[
-        Path | None, typer.Option(help="Lines [ROLE[@POOL]] TOKEN; made with one admin token if there is none.")
+        Path | None,
+        typer.Option(help="Lines TOKEN, ROLE TOKEN or ROLE@POOL TOKEN; made with one admin token if there is none."),
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,

@@ -58,13 +58,15 @@ def _place(
 
     if redis is not None and embedded is not None:
         raise ConfigError("--redis names a server that runs, --embedded a directory: give one of them")
-    options = {"pool.name": name, "pool.url": redis, "pool.directory": embedded and str(embedded)}
+    served = redis if redis is not None and redis.startswith("grpc") else None
+    options = {"pool.name": name, "pool.url": served, "pool.directory": embedded and str(embedded)}
     given = [f"{key}={toml_text(value)}" for key, value in options.items() if value is not None]
     config = load_config(files or (), [*(overrides or ()), *given])
-    if embedded is None:
+    if embedded is None and redis == served:
         return config
     tree = config.model_dump(mode="json")
-    return parse_config(tree | {"pool": tree["pool"] | {"url": None}})
+    # Token and authority in the files are those of the pool server that they name.
+    return parse_config(tree | {"pool": tree["pool"] | {"url": redis, "token_file": None, "ca_file": None}})
 
 
 def about_a_pool(command: Callable[Concatenate[Config, P], None]) -> Callable[..., None]:

@@ -55,16 +55,6 @@ class Turns(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeStart:
-    """What the episodes of a prompt begin with."""
-
-    columns: str
-    """Its row in the data, a JSON object."""
-    text: str
-    """The text of ``reset`` that is a part of the prompt; empty where it returned none."""
-
-
 @dataclass(slots=True)
 class _Episode:
     """An episode so far."""
@@ -150,13 +140,13 @@ class EpisodeGenerators:
         environments: Environments,
         dialogue: Turns,
         *,
-        starts: Mapping[str, EpisodeStart],
+        prompts: Mapping[str, Prompt],
         turns: int,
     ) -> None:
-        """``starts``: by prompt id, of every prompt that is asked. ``turns``: the most of an episode."""
+        """``prompts``: by id, all that are asked. ``turns``: the most of an episode."""
         self.inner, self.environments, self.dialogue, self.turns = inner, environments, dialogue, turns
-        self._starts = starts
-        self._counts: dict[str, Counter[str]] = {}
+        self.prompts = prompts
+        self._counts = Counter[str]()
 
     @property
     def reissued(self) -> Reissued:
@@ -179,7 +169,7 @@ class EpisodeGenerators:
 
     def metrics(self) -> dict[str, MetricValue]:
         """Return ``episode/…`` of the training episodes that have ended since this was last asked; empty without any."""
-        counts = self._counts.pop("train", Counter[str]())
+        counts, self._counts = self._counts, Counter[str]()
         if not (ended := counts["episodes"]):
             return {}
         return {
@@ -190,13 +180,11 @@ class EpisodeGenerators:
             "episode/failed": counts["failed"],
         }
 
-    def start(self, prompt_id: str) -> EpisodeStart:
-        """Return what the episodes of a prompt begin with."""
-        return self._starts[prompt_id]
-
     def count(self, episode: _Episode) -> None:
-        """Count an episode that has ended, with those of its kind: its request is named ``train/…``, ``evaluate/…``."""
-        counts = self._counts.setdefault(episode.request.id.partition("/")[0], Counter())
+        """Count an episode of training that has ended: its request is named ``train/…``."""
+        if not episode.request.id.startswith("train/"):
+            return
+        counts = self._counts
         counts["episodes"] += 1
         counts["turns"] += len(episode.turns)
         counts["observation_tokens"] += sum(len(suffix.tokens) for suffix in episode.suffixes)
@@ -288,12 +276,11 @@ class _Play:
         put(episode.completion(verdict))
 
     async def _begin(self, episode: _Episode) -> None:
-        prompt_id = episode.request.prompt_id
-        start = self._owner.start(prompt_id)
-        begun = await self._owner.environments.begin(episode.request.id, start.columns, seed=reset_seed(prompt_id))
+        prompt = self._owner.prompts[episode.request.prompt_id]
+        begun = await self._owner.environments.begin(episode.request.id, prompt.columns, seed=reset_seed(prompt.id))
         if begun.failed:
             episode.failed = begun
-        elif "".join(begun.texts) != start.text:
+        elif "".join(begun.texts) != prompt.told:
             episode.failed = Observation(status="crashed", reason=DRIFTED)
 
     async def _act(self, episode: _Episode) -> Suffix | None:

@@ -16,15 +16,16 @@ def refill(groups_of: GroupsOf) -> GroupsOf:
     async def until_filled(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
         config = step.run.config
         plan = Refill(len(prompts), config.rollout.refill_limit, config.update.prompts)
+        k = config.advantage.k if config.advantage.estimator == "pass@k" else 1
         kept: list[Group] = []
         used: list[Prompt] = []
         batch = prompts
         while batch:
             used.extend(batch)
             groups = await groups_of(step, batch)
-            step.refills += RefillReport.of(groups)
+            step.refills += RefillReport.of(groups, k)
             for group in groups:
-                (kept if keep_group(group) else step.unused).append(group)
+                (kept if keep_group(group, k) else step.unused).append(group)
             asked = plan.ask(step.refills)
             batch = step.more(step.refills.rounds, asked, used) if asked else ()
         if step.refills.kept < plan.target:

@@ -244,8 +244,7 @@ def _widest_gap(written: WrittenGroup) -> float:
 
 
 def _rescued(written: WrittenGroup) -> float:
-    """Tell whether a replay is correct, and no fresh response."""
-    return float(any(m.correct for m in written.group.replays) and not any(m.correct for m in written.group.fresh))
+    return float(written.group.rescued)
 
 
 def _all_wrong(written: WrittenGroup) -> float:

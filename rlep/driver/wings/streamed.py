@@ -61,6 +61,7 @@ async def stream_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
                     with clock.phase("update"):
                         updates.append(await learner.update(scored[len(updates)].batch, rollout=k))
                     advance(1)
+        step.visits.sort(key=lambda visit: position[visit.prompt_id])
         ordered = [scored[number] for number in range(len(scored))]
         with clock.phase("update"):
             for ready in ordered * (run.config.update.epochs - 1):  # the first pass is over

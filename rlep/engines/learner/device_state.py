@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from rlep.config.roles import LearnerConfig
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, OutOfMemory
+from rlep.core.errors import ConfigError, OutOfMemory, first_line
 from rlep.core.heap import keep_freed_memory
 from rlep.core.plural import sized
 from rlep.core.seeds import seed_for
@@ -53,6 +54,14 @@ def rank_mesh(learner: LearnerConfig, world_size: int) -> DeviceMesh:
     return init_device_mesh(learner.device, shape, mesh_dim_names=("replica", "shard"))
 
 
+def rows_of(shard: DTensor) -> slice:
+    """The part of the first dimension that this rank has: FSDP cuts it into equal lengths, the last ones shorter or empty."""
+    mesh, length = shard.device_mesh, len(shard.to_local())
+    sharding = mesh.ndim - 1
+    first = mesh.get_local_rank(sharding) * -(-shard.shape[0] // mesh.size(sharding))
+    return slice(first, first + length)
+
+
 def current_device(kind: str) -> torch.device:
     """The CPU, or the GPU (``cuda``) that this process has selected."""
     return torch.device(kind, torch.cuda.current_device() if kind == "cuda" else None)
@@ -62,7 +71,7 @@ def out_of_memory(error: RuntimeError, rank: int, work: str) -> OutOfMemory | No
     """``error`` with the numbers if it is a lack of memory, of the GPU or the host; torch has a class for one kind only."""
     if not any(words in str(error) for words in _LACKING):
         return None
-    said = str(error).partition("\n")[0]
+    said = first_line(error)
     if torch.cuda.is_initialized():
         free, whole = torch.cuda.mem_get_info()
         said += (

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from rlep.config.roles import LearnerConfig
 from rlep.core.errors import CheckpointError, ModelError
 from rlep.core.seeds import seed_for
-from rlep.engines.learner.device_state import current_device
+from rlep.engines.learner.device_state import current_device, rows_of
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 _PEFT = "base_model.model."
@@ -110,10 +110,7 @@ def initialise(shards: Sequence[tuple[str, DTensor]], seed: int) -> None:
             generator = torch.Generator().manual_seed(seed_for(seed, "lora", name))
             whole = torch.empty(parameter.shape).uniform_(-1.0, 1.0, generator=generator)
             whole /= parameter.shape[1] ** 0.5
-            mesh = parameter.device_mesh
-            rows = -(-parameter.shape[0] // mesh.size(mesh.ndim - 1))
-            first = mesh.get_local_rank(mesh.ndim - 1) * rows
-            local.copy_(whole[first : first + len(local)])
+            local.copy_(whole[rows_of(parameter)])
 
 
 def adapters_of(shards: Sequence[tuple[str, DTensor]], scale: float) -> dict[str, Adapter]:

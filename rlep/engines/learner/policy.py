@@ -17,11 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from rlep.config.roles import LearnerConfig
 from rlep.core.errors import ModelError
 from rlep.engines.learner.attention import PACKED_ATTENTION
-from rlep.engines.learner.device_state import current_device
+from rlep.engines.learner.device_state import current_device, rows_of
 from rlep.engines.learner.head import token_logprobs
 from rlep.engines.learner.lora import A, B, add_adapters, freeze, initialise
 from rlep.engines.learner.packed_row import PackedRow
 from rlep.engines.torch_private import parameters_on_meta
+from rlep.engines.weights.weight_update import SAFETENSORS_NAMES
 
 _OTHER_HEADS = ("logit_scale", "final_logit_softcapping")
 
@@ -103,10 +104,10 @@ def reshard(policy: Policy) -> None:
 
 
 def read_weights(policy: Policy, directory: Path) -> None:
-    """Fill this rank's shards from the directory's safetensors files, whatever float dtype they hold.
+    """Fill this rank's shards from the directory's safetensors files, in whatever float dtype of 16 bits or more they are.
 
     Raises:
-        ModelError: a weight is missing or has another shape, or a file cannot be read.
+        ModelError: a weight is missing, quantised or of another shape, or a file cannot be read.
     """
     missing = {name: shard for name, shard in named_shards(policy) if not name.endswith((A, B))}
     for path in sorted(directory.glob("*.safetensors")):
@@ -127,12 +128,14 @@ def _read_shard(name: str, parameter: DTensor, file: safe_open) -> None:
         raise ModelError(
             f"weight {name} has shape {stored.get_shape()}, the model's configuration {list(parameter.shape)}"
         )
-    local, mesh = parameter.to_local().detach(), parameter.device_mesh
+    if (dtype := stored.get_dtype()) not in SAFETENSORS_NAMES.values():  # it would be taken without its scale
+        raise ModelError(
+            f"weight {name} is stored as {dtype}, and the learner reads {', '.join(SAFETENSORS_NAMES.values())}: take the "
+            "unquantised model"
+        )
+    local = parameter.to_local().detach()
     if local.numel():
-        # FSDP cuts the first dimension into parts of equal length, of which the last ones may be shorter or empty.
-        sharding = mesh.ndim - 1
-        first = mesh.get_local_rank(sharding) * -(-parameter.shape[0] // mesh.size(sharding))
-        local.copy_(stored[first : first + len(local)])
+        local.copy_(stored[rows_of(parameter)])
 
 
 def _check_supported(config: PreTrainedConfig, model: PreTrainedModel) -> None:

@@ -181,20 +181,20 @@ class LearnerRank:
         """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
         return self._step(batch, rollout, cross_entropy(batch))
 
-    def send(self, sender: WeightSender | None, dtype: WeightDtype | None = None) -> None:
+    def send(self, sender: WeightSender | None, dtype: WeightDtype) -> None:
         """Broadcast the weights to the generators, which must take them at the same time; rank 0 has the sender.
 
         Raises:
             WeightSyncError: a generator is gone, did not come, or did not keep up.
         """
-        send_weights(self._weights, sender, dtype or self.config.learner.compute_dtype)
+        send_weights(self._weights, sender, dtype)
 
     def publish(
         self,
         target: SharedMemoryWriter | BroadcastGroup | None,
         version: int,
         probes: Sequence[tuple[Int32Array, Int32Array]],
-        dtype: WeightDtype | None = None,
+        dtype: WeightDtype,
     ) -> WeightUpdate | None:
         """The weights as policy ``version``, with this learner's log-probs of ``probes`` to check them by.
 
@@ -202,7 +202,7 @@ class LearnerRank:
             target: on rank 0 the writer to shared memory, which writes now; or, on all ranks, the group that ``send`` serves.
             version: the policy version.
             probes: (prompt ``[P]``, response ``[T]``) token ids, at least one; compared at temperature 1.
-            dtype: of the generators; None takes the learner's compute type.
+            dtype: of the generators.
 
         Returns:
             The weight update on rank 0, None on ranks without a target.
@@ -212,7 +212,7 @@ class LearnerRank:
             WeightSyncError: the weights cannot be written.
         """
         masters = self._change.check(self._weights, version)
-        dtype, checks = dtype or self.config.learner.compute_dtype, scored_probes(probes, self._no_grad_pass)
+        checks = scored_probes(probes, self._no_grad_pass)
         sums = masters if dtype == "float32" else self._weights.checksums(dtype)
         source = target if isinstance(target, BroadcastGroup) else write_weights(self._weights, target, version, dtype)
         return None if source is None else weight_update(self._weights, source, version, checks, dtype, checksums=sums)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
 
@@ -50,7 +50,7 @@ def write_model(weights: Mapping[str, Tensor], source: Path, target: Path, dtype
     try:
         target.mkdir(parents=True, exist_ok=True)
         _copy_companions(source, target, dtype)
-        _write_files(weights, target)
+        save_torch_state_dict(dict(weights), target, max_shard_size=MAX_FILE_BYTES)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write the model to {target}: {error}") from error
 
@@ -111,32 +111,6 @@ def _check_same_model(wanted: Mapping[str, Tensor], stored: Mapping[str, object]
         if size is None or tuple(size) != tuple(tensor.shape):
             found = "missing" if size is None else f"of shape {tuple(size)}"
             raise ValueError(f"{name} is {found}, the learner's has shape {tuple(tensor.shape)}")
-
-
-def _files_of(weights: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The weights of each file, in order."""
-    files: list[dict[str, Tensor]] = [{}]
-    filled = 0
-    for name, weight in weights.items():
-        if files[-1] and filled + weight.nbytes > MAX_FILE_BYTES:
-            files.append({})
-            filled = 0
-        files[-1][name] = weight
-        filled += weight.nbytes
-    return files
-
-
-def _write_files(weights: Mapping[str, Tensor], target: Path) -> None:
-    files = _files_of(weights)
-    index: dict[str, str] = {}
-    for number, held in enumerate(files, start=1):
-        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        save_file(held, target / file, metadata={"format": "pt"})
-        index.update(dict.fromkeys(held, file))
-    if len(files) > 1:
-        total = sum(weight.nbytes for weight in weights.values())
-        content = {"metadata": {"total_size": total}, "weight_map": index}
-        (target / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _copy_companions(source: Path, target: Path, dtype: WeightDtype) -> None:

@@ -23,7 +23,7 @@ from rlep.engines.sampler.cache_use import CacheUse
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, or_death, sample, score
 from rlep.engines.sampler.runtime import remove_runtime
-from rlep.engines.sampler.setup import prepare_environment, refusal_by_vllm, start_engine
+from rlep.engines.sampler.setup import refusal_by_vllm, start_engine
 from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context, detokenize_with
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 CPU_EXIT_S = 0.5
 """Seconds a CPU engine's only process has to end by itself."""
-
-__all__ = ["Sampler", "SamplerHealth", "prepare_environment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,10 @@ class Sampler:
         except ValueError as error:
             raise ModelError(refusal_by_vllm(self._model, self._config, error)) from error
         except RuntimeError as error:
-            raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
+            raise ActorLost(
+                f"the engine of {self._model} did not start: {error} It printed the cause; an actor's output is in "
+                f"worker-*-{os.getpid()}.out of Ray's logs: in logs/ of the run directory, or in a cluster's dashboard"
+            ) from error
         detokenize_with(self._engine, self._tokenizer.backend)
         with engine_errors():
             held, *_ = await or_death(self._engine, held_by(self._engine))

@@ -36,13 +36,12 @@ from rlep.engines.sampler.vllm_private import (
     in_every_process,
     log_cache,
 )
-from rlep.engines.weights.weight_update import Transfer
 
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs, AsyncLLMEngine
 
 WORKER_EXTENSION = "rlep.engines.sampler.vllm_worker.WorkerExtension"
-_BACKENDS: dict[Transfer, str] = {"shared_memory": "rlep-shared-memory", "gloo": "rlep-gloo", "nccl": "nccl"}
+_BACKENDS = {"shared_memory": "rlep-shared-memory", "gloo": "rlep-gloo", "nccl": "nccl"}
 """vLLM's names of the transfer engines; ``nccl`` is its own."""
 
 

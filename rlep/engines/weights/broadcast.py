@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlep.core.errors import WeightSyncError
+from rlep.core.errors import WeightSyncError, first_line
 from rlep.engines.rendezvous import join_store, listen, serve_store
 from rlep.engines.torch_private import gloo_group
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, TensorSpec, in_order
@@ -134,8 +134,3 @@ def _meeting_errors(group: BroadcastGroup, who: str) -> Iterator[None]:
             f"{who} of {group.world_size} did not meet the others at {group.host}:{group.port} within "
             f"{group.deadline_s:.0f} s: {first_line(error)}"
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the part of torch's message before its C++ stack."""
-    return str(error).split("\n", 1)[0]

@@ -17,8 +17,8 @@ from torch import Tensor
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-from rlep.core.errors import WeightSyncError
-from rlep.engines.weights.broadcast import Barrier, first_line
+from rlep.core.errors import WeightSyncError, first_line
+from rlep.engines.weights.broadcast import Barrier
 from rlep.engines.weights.weight_update import NCCL_BUFFER_BYTES, BroadcastGroup, TensorSpec, in_order
 
 

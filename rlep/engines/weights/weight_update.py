@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
 GroupBackend = Literal["gloo", "nccl"]
-Transfer = Literal["shared_memory", "gloo", "nccl"]
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 NCCL_BUFFER_BYTES = 256 * 2**20
@@ -222,21 +221,6 @@ def checkpoint_layout(model: Path) -> dict[str, TensorSpec]:
     return {name: spec for layout in layouts for name, spec in layout.items()}
 
 
-def ties_head(model: Path) -> bool:
-    """Return True if a model's config makes its output head and its embedding one matrix, whatever its files hold.
-
-    Raises:
-        ModelError: no config that transformers knows.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{model} is not a model that transformers knows: {error}") from error
-    return bool(config.get_text_config().tie_word_embeddings)
-
-
 def check_layout(expected: Iterable[TensorSpec], offered: Iterable[TensorSpec]) -> None:
     """Refuse a set of weights that is not the model's full set: vLLM itself accepts a partial one.
 
@@ -282,5 +266,5 @@ def in_order(
         raise WeightSyncError(f"{extra[0]} was offered after all {len(layout)} weights of the layout")
 
 
-def _first(names: list[str], count: int = 8) -> str:
-    return ", ".join(names[:count]) + (" …" if len(names) > count else "")
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (" …" if len(names) > 8 else "")

@@ -70,13 +70,14 @@ def load_contract(factory: str) -> Contract:
         columns=columns,
         needed=needed,
         has_reward="get_reward" in methods,
-        score_range=_score_range(found),
+        score_range=score_range(found),
         has_close="close" in methods,
         waits=any(map(inspect.iscoroutinefunction, methods.values())),
     )
 
 
-def _score_range(found: type) -> tuple[float, float]:
+def score_range(found: type) -> tuple[float, float]:
+    """Least and highest reward of an environment's class. Raises ``ConfigError`` where they are no range."""
     low, high = map(float, getattr(found, "score_range", (0.0, 1.0)))
     if not -math.inf < low < high < math.inf:
         raise ConfigError(f"{found.__name__}.score_range = ({low:g}, {high:g}) is no range")

@@ -14,9 +14,17 @@ MAIN = "__main__"
 """Module of the script that runs: it may change without a change of the classes in it."""
 
 
-def environment_digest(factory: str, what: str = "environment.factory") -> str:
-    """``module:Class:`` and the hash of the module's file. Raises ``ConfigError``, with ``what``, if that is not here."""
-    return f"{factory}:{source_digest(factory, what)}"
+def environment_digest(factory: str | None, what: str = "environment.factory") -> str:
+    """``module:Class:`` and the hash of the module's file; empty for None.
+
+    Raises ``ConfigError``, with ``what``, if the file is not here.
+    """
+    return f"{factory}:{source_digest(factory, what)}" if factory is not None else ""
+
+
+def verifier_name(factory: str) -> str:
+    """Name that the verdicts of an environment have as their verifier's."""
+    return f"environment:{factory}"
 
 
 def class_digest(kind: type) -> str:

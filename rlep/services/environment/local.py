@@ -13,6 +13,7 @@ from rlep.config.environment import EnvironmentConfig
 from rlep.core.episodes import Action, EpisodeStatus, Observation
 from rlep.core.errors import ConfigError
 from rlep.core.types import UNDECIDED, Status, Verdict
+from rlep.services.environment.digest import verifier_name
 from rlep.services.environment.link import WorkerLink
 from rlep.services.environment.reply import UNKNOWN, CallReply
 from rlep.services.verifier.judgement import MAX_EXTRACTED
@@ -27,16 +28,6 @@ _FILES = 1024
 """Open files of a process with all its episodes."""
 _MEMORY_MB = 4096
 """Of a process with all its episodes, beyond what its imports took."""
-
-
-def factory_digest(factory: str) -> str:
-    """Eight hex digits of the hash of the file of the environment's class. Raises ConfigError."""
-    return source_digest(factory, "environment.factory")
-
-
-def verifier_name(factory: str) -> str:
-    """Name that the verdicts of an environment have as their verifier's."""
-    return f"environment:{factory}"
 
 
 def limits_of(config: EnvironmentConfig) -> Limits:
@@ -71,7 +62,7 @@ class LocalEnvironments:
         self._factory, self._count, self._idle_s = config.factory, config.workers, idle_s
         self._limits = limits or limits_of(config)
         self._task = f"{CHARACTERS * config.observation_tokens}:{config.factory}"
-        self.digest = factory_digest(config.factory)
+        self.digest = source_digest(config.factory, "environment.factory")
         """Hash of the class's file; the version of its verdicts."""
         self._links: list[WorkerLink] = []
         self._placed: OrderedDict[str, _Placed] = OrderedDict()

@@ -18,6 +18,7 @@ from rlep.services.pool.storage.reading import RecordsRemoved, read
 from rlep.services.pool.storage.sample import Sample, Stored, columns
 from rlep.services.pool.storage.store import Meta, NewRecord, Store
 from rlep.services.pool.values import (
+    COVERAGE,
     DEFAULT_CAP,
     DEFAULT_MINIMUM,
     DEFAULT_OPTIONS,
@@ -29,7 +30,6 @@ from rlep.services.pool.values import (
 )
 
 _RECORDS_A_CALL = 512
-_COVERAGE = (1, 2, 4, 8)
 _LISTED_BYTES = 4 << 20
 """Most bytes of JSON that statistics list of policies, and of verifiers: both fit a message of the server."""
 
@@ -257,7 +257,7 @@ class Pool:
         return PoolStats(
             trajectories=sum(label.records for label in labels.values()),
             bytes=sum(label.bytes for label in labels.values()),
-            questions_with={n: self._index.questions_with(n) for n in _COVERAGE},
+            questions_with={n: self._index.questions_with(n) for n in COVERAGE},
             by_policy=_listed(by_policy),
             by_verifier=_listed(by_verifier),
             sealed=self._sealed,
@@ -280,8 +280,11 @@ class Pool:
             refused.append((name_of(trajectory), str(error)))
             return None
 
-    def check(self, trajectory: Trajectory, *, quarantined: bool = False) -> None:
-        """Refuse what this pool does not hold, or does not quarantine: ``RecordRefused`` with the reason."""
+    def check(self, trajectory: Trajectory, *, quarantined: bool = False, vocabulary: int | None = None) -> None:
+        """Refuse what this pool does not hold, or does not quarantine: ``RecordRefused`` with the reason.
+
+        ``vocabulary``: of a pool that has none.
+        """
         provenance, verdict = trajectory.provenance, trajectory.verdict
         if verdict.status != self.holds and not quarantined:
             raise RecordRefused(f"its verdict is {verdict.status}; the pool holds only {self.holds} answers")
@@ -289,7 +292,7 @@ class Pool:
             raise RecordRefused(
                 f"its token ids are of tokenizer {provenance.tokenizer_digest}; the pool's is {self.tokenizer_digest}"
             )
-        if wrong := beyond_vocabulary(trajectory.tokens, self.vocabulary):
+        if wrong := beyond_vocabulary(trajectory.tokens, self.vocabulary or vocabulary):
             raise RecordRefused(f"prompt {trajectory.prompt_id}: {wrong}")
 
     def _check_writable(self) -> None:

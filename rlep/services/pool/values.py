@@ -16,8 +16,8 @@ DEFAULT_CAP = 64
 DEFAULT_MINIMUM = 2
 """Trajectories that a prompt needs before any of them is drawn."""
 
-UNCAPPED = (1 << 31) - 1
-"""A cap that no prompt reaches."""
+COVERAGE = (1, 2, 4, 8)
+"""Numbers of trajectories of which a pool tells how many questions have as many."""
 
 LIVE = ".live"
 """Ends the name of a pool of a run's own responses."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from rlep.services.verifier.notation import SYMBOLS
+
 _OPERATIONS = r"int|iint|oint|sum|prod|lim|gcd|lcm|det|lfloor|lceil|mod"
 _OPERATION = re.compile(
     rf"\\(?:{_OPERATIONS})(?![a-zA-Z])|\\begin\s*\{{[vV]matrix\}}"
@@ -20,15 +22,7 @@ _SPELLINGS = (
     (re.compile(rf"\\(?:operatorname|mathrm|text)\s*\{{\s*({_OPERATIONS})\s*\}}"), r"\\\1"),
     (re.compile(r"(?<![a-zA-Z\\])(gcd|lcm|det|lim)(?=\s*\()"), r"\\\1"),
 )
-_CHARACTERS = {
-    "∫": "\\int ",
-    "∑": "\\sum ",
-    "∏": "\\prod ",
-    "⌊": "\\lfloor ",
-    "⌈": "\\lceil ",
-    "≤": "\\le ",
-    "≥": "\\ge ",
-}
+_CHARACTERS = str.maketrans({character: SYMBOLS[character] for character in "∫∑∏⌊⌈≤≥"})
 _SPACING = re.compile(r"[\s$]+|\\(?:[,;:! ]|(?:left|right|displaystyle|limits)(?![a-zA-Z]))")
 
 
@@ -48,8 +42,7 @@ def is_copied(answer: str, question: str, reference: str) -> bool:
 
 def _spelled(text: str) -> str:
     """The text with one name for each operation."""
-    for character, command in _CHARACTERS.items():
-        text = text.replace(character, command)
+    text = text.translate(_CHARACTERS)
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     return text

@@ -30,7 +30,8 @@ _NORMALISATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])|\\simeq(?![a-zA-Z])")
-_NAME = re.compile(r"[a-zA-Z]?|\\(?!infty)[a-zA-Z]+")
+_INDEX = r"_(?:\w|\\[a-zA-Z]+(?!\s*\{)|(?:\\[a-zA-Z]+)?\s*\{(?:[^{}]|\{[^{}]*\})*\})"
+_NAME = re.compile(rf"(?:(?:\\Delta\s*)?(?:[a-zA-Z]|\\(?!(?:infty|pi)(?![a-zA-Z]))[a-zA-Z]+)\s*(?:{_INDEX})?)?")
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Reading:
             return None
 
 
-def judge(reference: str, answer: str) -> tuple[Found, str | None]:
-    """``(status, answer)``. Raises MemoryError and RecursionError; may never return."""
+def judge(reference: str, answer: str) -> Found:
+    """Compare an answer with the reference. Raises MemoryError and RecursionError; may never return."""
     gold, *_ = read_reference(reference)
     target, *others = read(answer)
     found = compare(gold, target)
@@ -61,7 +62,7 @@ def judge(reference: str, answer: str) -> tuple[Found, str | None]:
         found = "wrong"
     elif others and found == "wrong" and not approximate.is_rational(target.answer):
         found = compare(gold, others[-1])
-    return found, answer
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -6,11 +6,12 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from rlep.core.errors import ConfigError, VerifierError
+from rlep.core.progress import Advance
 from rlep.core.seeds import seed_for
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.gym import REFUSED, GymVerifier, package_version
@@ -65,9 +66,7 @@ def description_of(task: str) -> str:
     return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", said).strip(" -:.")
 
 
-def make(
-    task: str, *, size: int, seed: int, settings: Mapping[str, object], advance: Callable[[int], None] | None = None
-) -> Made:
+def make(task: str, *, size: int, seed: int, settings: Mapping[str, object], advance: Advance = lambda _: None) -> Made:
     """Entries 0…``size`` − 1 of a task, each a function of (task, settings, seed, index); ``advance(n)`` says n are done.
 
     Raises:
@@ -93,8 +92,7 @@ def make(
                     disputed += question not in kept and not agrees
                     if agrees:
                         kept.setdefault(question, gold)
-                if advance is not None:
-                    advance(len(indices))
+                advance(len(indices))
     finally:
         pool.close()
     return Made(tuple(kept.values()), repeated, disputed)
@@ -111,7 +109,7 @@ def _entry(task: str, settings: Mapping[str, object], index: int, reply: Reply) 
 
 def _agree(verifier: GymVerifier, entries: Sequence[str]) -> list[bool]:
     """Mark the entries whose own reference is ``correct``, ``[len(entries)]``."""
-    pairs = [(gold, f"<answer>{json.loads(gold)['answer']}</answer>", False) for gold in entries]
+    pairs = [(gold, verifier.stated(gold)[0], False) for gold in entries]
     return [verdict.status == "correct" for verdict in verifier.grade_pairs(pairs)]
 
 

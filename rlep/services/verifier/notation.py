@@ -6,7 +6,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
-_SYMBOLS = {
+SYMBOLS = {
     "π": "\\pi ", "∞": "\\infty ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ",
     "μ": "\\mu ", "φ": "\\phi ", "ω": "\\omega ", "Δ": "\\Delta ", "ε": "\\epsilon ", "σ": "\\sigma ", "τ": "\\tau ",
     "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "÷": "/", "∕": "/", "⁄": "/", "±": "\\pm ",
@@ -14,11 +14,11 @@ _SYMBOLS = {
     "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "ø": "\\emptyset ",
     "Ø": "\\emptyset ", "∖": "\\setminus ", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}",
     "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "°": "^\\circ ", "º": "^\\circ ", "∣": "|", "⟨": "(", "⟩": ")", "′": "'",
-    "“": '"', "”": '"', "‘": "'", "’": "'", "∫": "\\int ", "∑": "\\sum ", "⌊": "\\lfloor ", "⌋": "\\rfloor ",
+    "“": '"', "”": '"', "‘": "'", "’": "'", "∫": "\\int ", "∑": "\\sum ", "∏": "\\prod ", "⌊": "\\lfloor ", "⌋": "\\rfloor ",
     "⌈": "\\lceil ", "⌉": "\\rceil ", "∨": "\\vee ", "∧": "\\wedge ", "…": "\\ldots ", "¢": "\\text{ cents}",
     "、": ",",
 }  # fmt: skip
-_TRANSLATION = str.maketrans(_SYMBOLS)
+_TRANSLATION = str.maketrans(SYMBOLS)
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣ"
 _LOWERED = "₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙₓ"
 _RAISED_TO_PLAIN = str.maketrans(_RAISED, "0123456789+-()nix")
@@ -75,10 +75,11 @@ _COMMANDS = (
     (re.compile(r"\\mathcal\s*\{?\s*O\s*\}?(?=\s*\()"), "O"),
     (re.compile(r"\\(?:mathrm|text|textit|mathit|operatorname)\{\s*([eix])\s*\}"), r"\1 "),
     (re.compile(r"\\operatorname\{(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|gcd|lcm|max|min)\}"), r"\\\1 "),
+    (re.compile(r"\\(?:operatorname|mathrm|text)\{\s*((?:a|ar|arc)?(?:sin|cos|tan|cot|sec|csc)h)\s*\}"), r"\\\1 "),
     (re.compile(r"\\(?:mathtt|mathsf|ensuremath)\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|pmb)\{(?!\s*[a-zA-Z]*\s*\}|\s*\\[a-zA-Z]+\s*\})([^{}]*)\}"), r"\1"),
     (re.compile(r"(?<!\^)(?<!\^\{)\\underline\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"\\text(?:normal|rm)(?=\{)"), r"\\text"),
+    (re.compile(r"\\textrm(?=\{)"), r"\\text"),
     (re.compile(r"\\begin\{(?:aligned|align\*?|gathered|split|equation\*?)\}(?:\[[a-z]\])?((?:(?!\\\\|\ue000).)*?)\\end\{[a-z*]+\}",
                 re.DOTALL), lambda match: match.group(1).replace("&", " ")),
     (re.compile(r"\\(?:fbox|framebox|ovalbox)\s*\{([^{}]*)\}"), r"\1"),
@@ -94,7 +95,8 @@ _COMMANDS = (
 )  # fmt: skip
 
 _PLAIN_FUNCTIONS = (
-    "abs|arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|gcd|lcm|max|min"
+    "abs|arcsin|arccos|arctan|asin|acos|atan|(?:a|ar|arc)?(?:sin|cos|tan|cot|sec|csc)h|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt"
+    "|gcd|lcm|max|min"
 )
 _PLAIN_NAMES = (  # SymPy's and typewriter spelling
     (re.compile(r"\*\*"), "^"),
@@ -188,7 +190,7 @@ def _with_plain_names(text: str) -> str:
 
 def _condition(match: re.Match[str]) -> str:
     """The condition of a set, where it is about the set's own letter, which has no name then."""
-    condition = re.sub(rf"(?<![a-zA-Z\\]){match.group(1)}(?![a-zA-Z])", r"\\text{member}", match.group(2))
+    condition = re.sub(rf"(?<![a-zA-Z\\]){match.group(1)}(?![a-zA-Z])", r"\\text{#}", match.group(2))
     return match.group() if condition == match.group(2) else condition
 
 
@@ -212,7 +214,7 @@ def _power_of_ten(match: re.Match[str]) -> str:
 
 
 def _percent_of_mixed(match: re.Match[str]) -> str:
-    """``33\\frac{1}{3}\\%``, which the engine does not read, as 1/3."""
+    """``33\\frac{1}{3}\\%``, in which the percent sign would be the fraction's alone, as 1/3."""
     sign, whole, top, bottom, short_top, short_bottom = match.groups()
     divisor = int(bottom or short_bottom)
     if not divisor:

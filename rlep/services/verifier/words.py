@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 _COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|operatorname|rm|bf)\s*\{([^{}]*)\}")
+_APPLIED = re.compile(r".*\\operatorname\s*\{[^{}]*\}\s*[a-zA-Z\\]", re.DOTALL)
+"""The name of a function before its operand."""
 _PHRASE = re.compile(r"[^\W\d_]+(?:[' \-]+[^\W\d_]+)*")
 _WORD_LIKE = re.compile(r"[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]")
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*\)?\.?")
@@ -31,6 +33,8 @@ def phrase_of(latex: str) -> str | None:
     letters is a word, in its own case, where it has a capital (``HTH``, ``Amy``) or reads like one (``sun``), else a product of
     variables.
     """
+    if _APPLIED.match(latex):
+        return None
     bare = _COMMAND.sub(r" \1 ", latex)
     marked = bare != latex
     if clock := _CLOCK.fullmatch(bare):

@@ -72,7 +72,7 @@ def load_judge(task: str, *, threads: bool = False) -> Judge:
         grading = importlib.import_module("rlep.services.verifier.grading")
 
         async def judge(job: GradingJob) -> Judgement:
-            return Judgement(*grading.judge(job.reference, job.answer))
+            return Judgement(grading.judge(job.reference, job.answer), None)
 
         for reference, answer, wanted in _WARM_UP:
             random.seed(0)
@@ -147,7 +147,7 @@ def serve(grade: Grader, limits: Limits, jobs: int, replies: int) -> int:
 
 def _grade_one(judge: Grade, limits: Limits, job: GradingJob) -> list[Any]:
     """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``. Raises MemoryError."""
-    random.seed(0)  # the engine draws test points; equal jobs must see equal ones
+    random.seed(0)  # whatever a judge draws, equal jobs must see equal draws
     started = time.perf_counter()
     start_clock(limits.cpu_seconds)
     try:

@@ -89,7 +89,7 @@ def confine(limits: Limits) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (value, value))
-    refuse_calls(network=limits.network)
+    _refuse_calls(network=limits.network)
 
 
 class MemoryUse(NamedTuple):
@@ -120,11 +120,11 @@ def stop_clock() -> None:
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def refuse_calls(*, network: bool = False) -> bool:
-    """Install the seccomp filter; False where this machine has none to offer."""
+def _refuse_calls(*, network: bool) -> None:
+    """Install the seccomp filter, where this machine has one to offer."""
     architecture, calls = _REFUSED_CALLS.get(platform.machine(), (0, ()))
     if not calls:
-        return False
+        return
     threads: list[tuple[int, int, int, int]] = []
     if network:
         allowed = _CALLS_OF_A_NETWORK[platform.machine()]
@@ -152,9 +152,8 @@ def refuse_calls(*, network: bool = False) -> bool:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
     libc = _libc()
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        return False
-    return bool(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0) == 0)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
+        libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0)
 
 
 def _libc() -> ctypes.CDLL:

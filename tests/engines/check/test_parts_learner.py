@@ -59,7 +59,11 @@ def test_gradients(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [{"correction": CorrectionConfig(weight="token", cap=2.0)}, {"reward_coef": 0.0, "kl_coef": 1.0}]
+    "loss",
+    [
+        {"correction": CorrectionConfig(weight="token", cap=2.0)},
+        {"reward_coef": 0.0, "kl_coef": 1.0, "teacher": Path("org/strong")},
+    ],
 )
 def test_settings_that_need_more_than_the_parts_have_do_not_fail_them(rig: Rig, loss: dict[str, Any]) -> None:
     """As of machines/2x8x80gb.toml, and of distillation."""

@@ -92,7 +92,7 @@ def test_what_is_published_from_a_gpu_holds_every_bit(start: Start, tmp_path: Pa
     learner.update(batch, rollout=0)
     parts = np.split(batch.tokens, batch.offsets[1:-1])
     probes = [(part[:cut], part[cut:]) for part, cut in zip(parts, batch.prompt_lengths, strict=True)]
-    update = learner.publish(SharedMemoryWriter(tmp_path), 1, probes)
+    update = learner.publish(SharedMemoryWriter(tmp_path), 1, probes, "bfloat16")
     assert update is not None
     assert isinstance(update.source, SharedMemoryWeights)
     wanted = {name: weight.bfloat16().cpu() for name, weight in weights_of(learner).items()}

@@ -169,7 +169,7 @@ def test_a_publication_holds_the_weights_and_log_probs_to_check_them_by(start: S
     batch = ragged_batch(sequences=3)
     learner.update(batch, rollout=0)
     probes = probes_of(batch)
-    weight_update = learner.publish(SharedMemoryWriter(tmp_path), 4, probes)
+    weight_update = learner.publish(SharedMemoryWriter(tmp_path), 4, probes, "float32")
     assert weight_update is not None
     assert (weight_update.version, weight_update.tolerance) == (4, 1e-4)
     assert isinstance(weight_update.source, SharedMemoryWeights)
@@ -187,7 +187,7 @@ def test_a_publication_is_checked_at_temperature_1_whatever_the_loss_is_at(start
     batch = ragged_batch(sequences=3)
     plain = start().score(batch)
     learner = start(rollout={"temperature": 0.6}, loss={"temperature": "rollout"})
-    weight_update = learner.publish(SharedMemoryWriter(tmp_path), 0, probes_of(batch))
+    weight_update = learner.publish(SharedMemoryWriter(tmp_path), 0, probes_of(batch), "float32")
     assert weight_update is not None
     np.testing.assert_allclose(np.concatenate([probe.logprobs for probe in weight_update.probes]), plain, atol=1e-6)
     assert float(np.abs(learner.score(batch) - plain).max()) > 0.1
@@ -208,15 +208,15 @@ def test_updates_that_change_no_weight_are_said_when_it_is_published(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner, batch, writer = start(), ragged_batch(), SharedMemoryWriter(tmp_path)
-    learner.publish(writer, 0, probes_of(batch))
-    learner.publish(writer, 1, probes_of(batch))  # no update, no change
+    learner.publish(writer, 0, probes_of(batch), "float32")
+    learner.publish(writer, 1, probes_of(batch), "float32")  # no update, no change
     with monkeypatch.context() as patch:
         patch.setattr(learner._optimizer._adamw, "step", lambda: None)
         assert learner.update(batch, rollout=0).skipped == ""
         with pytest.raises(UpdateError, match="the updates before policy version 2 were applied and changed no weight"):
-            learner.publish(writer, 2, probes_of(batch))
+            learner.publish(writer, 2, probes_of(batch), "float32")
     learner.update(batch, rollout=1)
-    assert learner.publish(writer, 2, probes_of(batch)) is not None
+    assert learner.publish(writer, 2, probes_of(batch), "float32") is not None
 
 
 def test_a_change_below_bfloat16_leaves_what_is_published_as_it_is(
@@ -243,8 +243,8 @@ def test_a_segment_that_cannot_be_written_is_an_error_and_the_learner_goes_on(st
     learner = start()
     probes = probes_of(ragged_batch(sequences=3))
     with pytest.raises(WeightSyncError, match="policy version 1"):
-        learner.publish(SharedMemoryWriter(tmp_path / "nowhere"), 1, probes)
-    assert learner.publish(SharedMemoryWriter(tmp_path), 1, probes) is not None
+        learner.publish(SharedMemoryWriter(tmp_path / "nowhere"), 1, probes, "float32")
+    assert learner.publish(SharedMemoryWriter(tmp_path), 1, probes, "float32") is not None
 
 
 def saved(learner: LearnerRank, directory: Path) -> None:

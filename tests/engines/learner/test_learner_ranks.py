@@ -18,7 +18,6 @@ from tests.engines.learner.learner_cases import (
     ragged_batch,
     relative_error,
     with_observations,
-    write_tiny_model,
 )
 from tests.engines.learner.learner_process import (
     NO_CLIP,
@@ -31,11 +30,6 @@ from tests.engines.learner.learner_process import (
     start_ranks,
 )
 from tests.small import contents
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
 
 
 @pytest.mark.parametrize("setting", [{}, {"learner": {"unsharded_gradients": True}}], ids=["plain", "unsharded"])

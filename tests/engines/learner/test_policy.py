@@ -288,6 +288,19 @@ def test_weights_of_another_shape_are_refused(mesh: DeviceMesh, tmp_path: Path) 
         read_weights(policy, other)
 
 
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8")])
+def test_quantised_weights_are_not_taken_without_their_scales(
+    dtype: torch.dtype, name: str, mesh: DeviceMesh, tmp_path: Path
+) -> None:
+    directory = write_tiny_model(tmp_path, "llama")
+    stored = load_file(directory / "model.safetensors")
+    quantised = "model.layers.0.mlp.up_proj.weight"
+    stored[quantised] = stored[quantised].to(dtype)
+    save_file(stored, directory / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"weight {quantised} is stored as {name}, .*: take the unquantised model"):
+        build_policy(directory, LearnerConfig(), mesh, frozen=True)
+
+
 def test_a_torn_weights_file_is_refused(mesh: DeviceMesh, tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, "llama")
     whole = (directory / "model.safetensors").read_bytes()

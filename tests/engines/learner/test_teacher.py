@@ -21,7 +21,6 @@ from tests.engines.learner.learner_cases import (
     padded_logprobs,
     ragged_batch,
     relative_error,
-    write_tiny_model,
 )
 from tests.engines.learner.learner_process import (
     NO_CLIP,
@@ -34,11 +33,6 @@ from tests.engines.learner.learner_process import (
 
 Start = Callable[..., LearnerRank]
 WIDER = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from rlep.config.schema import Config
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from tests.engines.sampler.sampler_cases import config_of
 
 

@@ -17,7 +17,8 @@ from transformers import Qwen2ForCausalLM
 
 from rlep.core.errors import ActorLost, ModelError, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from rlep.engines.weights.checksums import checksum
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import Probe, SharedMemoryWeights, TensorSpec, WeightUpdate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from rlep.config.engine_arguments import OWNED
 from rlep.config.settings import load_config
-from rlep.core.errors import ConfigError, ModelError
-from rlep.engines.sampler.engine import Sampler, prepare_environment
-from rlep.engines.sampler.setup import engine_arguments, owned_arguments
+from rlep.core.errors import ActorLost, ConfigError, ModelError
+from rlep.engines.sampler import engine as engine_module
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import engine_arguments, owned_arguments, prepare_environment
 from rlep.engines.sampler.vllm_private import engine_argument_names
 from tests.engines.sampler.sampler_cases import build_model, config_of
 
@@ -65,4 +67,20 @@ async def test_a_value_that_vllm_refuses_is_named_in_one_sentence(
     name = setting.partition("=")[0]
     with pytest.raises(ModelError, match=f"^vLLM cannot serve {tmp_path} with generator.engine.{name}: {why}$"):
         await sampler.start(deadline_s=500)
+    await sampler.close()
+
+
+async def test_an_engine_that_does_not_start_says_where_its_output_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_engine(*_: object) -> None:
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    monkeypatch.setattr(engine_module, "start_engine", start_engine)
+    build_model(tmp_path, tied=True)
+    sampler = Sampler(tmp_path, config_of())
+    with pytest.raises(
+        ActorLost, match=rf"See root cause above\. It printed the cause; .*worker-\*-{os.getpid()}\.out"
+    ):
+        await sampler.start(deadline_s=60)
     await sampler.close()

@@ -20,7 +20,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from rlep.core.types import Completion, Int32Array, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from tests.engines.sampler.sampler_cases import (
     BLOCK,
     CONTEXT,

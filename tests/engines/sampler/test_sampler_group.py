@@ -18,7 +18,8 @@ import torch
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError, WeightSyncError
 from rlep.engines.learner.weight_sender import WeightSender
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from rlep.engines.weights.weight_update import (
     SharedMemoryWeights,
 )

@@ -16,7 +16,8 @@ from transformers import Qwen2ForCausalLM
 
 from rlep.core.errors import WeightSyncError
 from rlep.core.types import Completion, Int32Array, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import Probe, TensorSpec, WeightUpdate
 from tests.engines.sampler.sampler_cases import (

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from rlep.core.errors import ConfigError, ModelError
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from tests.engines.sampler.sampler_cases import build_model, config_of
 
 REPOSITORY = Path(__file__).parents[3]

@@ -21,7 +21,8 @@ import torch
 from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import (
     SharedMemoryWeights,

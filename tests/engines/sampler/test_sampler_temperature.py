@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from rlep.core.types import Float32Array, Int32Array, Sampling
-from rlep.engines.sampler.engine import Sampler, prepare_environment
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.sampler.setup import prepare_environment
 from tests.engines.sampler.sampler_cases import CONTEXT, build_model, config_of, requests, sequence, true_logprobs
 
 

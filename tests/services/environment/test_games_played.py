@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlep.check.data_checks import environment
-from rlep.check.environment_starts import environment_digest, told_texts, tools_of
+from rlep.check.environment_starts import told_texts, tools_of
 from rlep.check.inputs import Subject
 from rlep.check.prompts_shown import prompt_notes
 from rlep.config.environment import EnvironmentConfig
@@ -23,9 +23,10 @@ from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, DataError, ModelError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.driver.rollout import requests_for
-from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart
+from rlep.driver.wings.episodes import EpisodeGenerators
 from rlep.engines.dialogue import Dialogue
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.services.environment.digest import environment_digest
 from rlep.services.environment.local import LocalEnvironments
 from tests.engines.test_dialogue import QWEN, WITH_TOOLS
 from tests.engines.test_thinking_tokens import CHATML, write
@@ -97,11 +98,11 @@ async def played(
     assert subject.train is not None
     prompts, policy = subject.train.prompts, Reader(tokenizer, rule)
     environments = LocalEnvironments(config.environment, idle_s=600)
-    starts = {prompt.id: EpisodeStart(prompt.columns, prompt.told) for prompt in prompts}
+    asked = {prompt.id: prompt for prompt in prompts}
     dialogue = Dialogue(tokenizer, observation_tokens=config.environment.observation_tokens)
     await environments.start()
     try:
-        episodes = EpisodeGenerators(policy, environments, dialogue, starts=starts, turns=config.environment.turns)
+        episodes = EpisodeGenerators(policy, environments, dialogue, prompts=asked, turns=config.environment.turns)
         requests = requests_for(prompts, samples, label="train/0", seed=1, address=("rollout", 0))
         sampling = Sampling(max_tokens=config.rollout.max_tokens)
         async with aclosing(episodes.generate(requests, sampling, deadline_s=120)) as stream:  # type: ignore[type-var]
@@ -125,8 +126,8 @@ def test_a_question_is_told_how_its_game_begins(tmp_path: Path) -> None:
     assert untold is not None
     assert [one.id for one in untold.prompts] == [one.id for one in train.prompts], "ids are of the data's questions"
     assert untold.digest != train.digest
-    assert environment_digest(plain.environment) == ""
-    assert environment_digest(config.environment).startswith(f"{GUESS}:")
+    assert environment_digest(plain.environment.factory) == ""
+    assert environment_digest(config.environment.factory).startswith(f"{GUESS}:")
 
 
 def test_halving_finds_every_number_and_each_sample_has_the_same_one(tmp_path: Path) -> None:

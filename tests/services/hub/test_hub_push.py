@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from rlep.algorithms.evaluation import INTERVAL
 from rlep.cli import app
 from rlep.config.schema import ModelConfig
-from rlep.driver.checkpoint import write_json
+from rlep.core.files import write_json
 from rlep.engines.tokenizer import load_tokenizer
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from tests.engines.test_thinking_tokens import write
@@ -79,6 +79,19 @@ def test_the_card_says_what_the_pool_holds_and_how_to_get_it(writer: Hub, rlep: 
     assert f"rlep pool pull org/shared --embedded runs/shared --name {rlep.name}" in card
 
 
+def test_the_card_counts_quarantined_responses_apart(writer: Hub, rlep: Commands) -> None:
+    with rlep.pool() as pool:
+        held, aside = rlep.answer(1, r"\boxed{2}"), rlep.answer(2, r"\boxed{3}")
+        gone = rlep.answer(3, r"\boxed{4}")
+        pool.add([held, aside, gone])
+        pool.remove(aside.prompt_id, [aside.content_id], quarantine=True)
+        pool.remove(gone.prompt_id, [gone.content_id])
+        digest = pool.digest()
+    rlep.run("push", "org/shared")
+    card = writer.commits[SHARED][writer.branches[SHARED]["main"]]["README.md"].decode()
+    assert f"* 1 response to 1 question, digest `{digest}`\n* 1 quarantined response beside them\n* tokenizer" in card
+
+
 def test_a_later_push_replaces_the_shards_and_an_earlier_commit_stays(writer: Hub, rlep: Commands) -> None:
     writer.push(SHARED, {"part-00007.parquet": b"old", "notes.md": b"mine"})
     filled(rlep, r"\boxed{2}")
@@ -138,7 +151,9 @@ def test_a_run_s_checkpoint_is_pushed_with_a_card_of_base_data_method_and_interv
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"new")
     row = {"data_source": "aime", "questions": 30, "n": 4, "avg": 0.25, "ci": [0.2, 0.31], "interval": INTERVAL}
-    (run / "evaluations.jsonl").write_text("".join(json.dumps({"step": step, **row}) + "\n" for step in (10, 20)))
+    lone = {"data_source": "lone", "questions": 1, "n": 4, "avg": 0.5, "ci": None, "interval": INTERVAL}
+    rows = [{"step": step, **at} for step in (10, 20) for at in (row, lone)]
+    (run / "evaluations.jsonl").write_text("".join(json.dumps(at) + "\n" for at in rows))
     writer.push("models/org/mine", {"model-00001-of-00002.safetensors": b"old", "notes.md": b""})
     done = CliRunner().invoke(app, ["push", str(run), "org/mine"])
     assert done.exit_code == 0, done.output
@@ -152,6 +167,7 @@ def test_a_run_s_checkpoint_is_pushed_with_a_card_of_base_data_method_and_interv
     assert f", no replay, distilled from org/big, commit `{'e' * 40}`, 20 steps" in card
     assert "loss.kl_coef = 0.5\nrollout.max" in card  # not the teacher, which may be a path
     assert card.count(f"aime: avg@4 25.0 % (20.0 to 31.0: {INTERVAL}), 30 questions") == 1
+    assert "lone: avg@4 50.0 %, 1 question" in card
     assert "update.lr = 1e-05" in card
     assert "10.0.0.1" not in card
     assert str(tmp_path) not in card

@@ -19,6 +19,7 @@ from rlep.integrations import replayer as replayer_module
 from rlep.integrations.replayer import REWARD, Origin, Replayer, Row
 from rlep.integrations.rule import replay_rule
 from rlep.services.pool import pool as pool_module
+from tests.late_method import LATE
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.pool_process import pool_process
 from tests.services.pool.pool_servers import reserved_address
@@ -299,6 +300,10 @@ def test_a_schedule_ends_with_the_run(pool_of: OpenPool) -> None:
     replay = replayer(pool_of(), 4, schedule="linear", start_step=2, steps=8)
     counts = [len(tokens(replay, step)) for step in range(9)]
     assert counts == [0, 0, 3, 3, 2, 2, 1, 1, 0]  # 4 − k/2, half up
+    late = replayer(pool_of(), 2, origin=replace(ORIGIN, main=False), schedule="linear", start_step=100, steps=1000)
+    assert [len(tokens(late, step)) for step in (99, 100, 700, 900)] == [0, 2, 1, 0]  # 2 − k/500, half up
+    with pytest.raises(ConfigError, match="start_step = 100 rounds to no replay in any of 104 steps"):
+        replayer(pool_of(), 2, schedule="linear", start_step=100, steps=104)
     with pytest.raises(ConfigError, match="steps = 0: a linear replay schedule needs its length"):
         replayer(pool_of(), 4, schedule="linear")
 
@@ -348,10 +353,10 @@ def test_training_goes_on_without_a_server_and_says_so_once_a_minute(
 
 
 def test_replays_can_be_decided_on_when_rewards_are_known(pool_of: OpenPool) -> None:
-    rescue = replayer(pool_of(), 1, method="rescue")
-    assert rescue.decides_late
-    assert rescue.accepts([row(1, reward=0.0), row(2, reward=0.0)])
-    assert not rescue.accepts([row(1, reward=0.0), row(2)])
+    late = replayer(pool_of(), 1, method=LATE)
+    assert late.decides_late
+    assert late.accepts([row(1, reward=0.0), row(2, reward=0.0)])
+    assert not late.accepts([row(1, reward=0.0), row(2)])
     below = replayer(pool_of(), only_below=0.5)
     assert [below.accepts([row(1, reward=0.0), other]) for other in (row(2), row(2, reward=0.0))] == [False, True]
     assert not replayer(pool_of()).decides_late
@@ -365,10 +370,7 @@ def test_replays_can_be_decided_on_when_rewards_are_known(pool_of: OpenPool) -> 
         ({"weight": 2.0}, "replay.weight: groups and their loss are the trainer's own"),
         ({"old_logprobs": "behaviour"}, "replay.old_logprobs: groups and their loss"),
         ({"method": "luffy"}, 'old_logprobs = "unit", shaping = 0.1 is no part of the trainer\'s loss'),
-        ({"method": "mix"}, "weight = 0, imitation = 0.1 is no part of the trainer's loss"),
-        ({"method": "dyjr"}, 'old_logprobs = "behaviour", weight = 0, divergence = 1 is no part of'),
-        ({"method": "prefix"}, 'group = "prefix" is no part of the trainer\'s'),
-        ({"method": "nobody"}, "choose rlep, live, rescue"),
+        ({"method": "nobody"}, "choose rlep, live, exgrpo"),
         ({"selection": "most-probable"}, "scores all stored responses under the current policy"),
         ({"selection": "recent"}, '"recent" goes by the clock'),
         ({"age_decay": 2.0}, 'replay.age_decay = 2 needs replay.source = "live", not "both"'),
@@ -407,9 +409,11 @@ def test_the_last_places_of_a_group_are_its_replays(pool_of: OpenPool) -> None:
     of_a = [member.tokens.tolist() for member in replay.draw(1, [A])[A]]
     assert filled([A] * 4 + [B] * 4, 4) == [None, None, *of_a, None, None, None, [3]]
     assert filled([A] * 3 + [B] * 2, 4, first=5) == [None, *of_a, None, None]  # as the middle one of three processes
-    with pytest.raises(ConfigError, match="groups of 2 with count = 2: a group needs a fresh response"):
+    with pytest.raises(ConfigError, match="size = 2 with count = 2: a group needs a fresh response"):
         replay.fill(1, [A, A], 2)
-    with pytest.raises(ConfigError, match="rows 1 and 2 are of one group of 4 and of two prompts"):
+    with pytest.raises(
+        ConfigError, match="rows 1 and 2 are of one group of size = 4 and of two prompts: a step's rows must be whole"
+    ):
         replay.fill(1, [A, A, B, B], 4)
     with pytest.raises(ConfigError, match=r"or replay\.only_below: rewards would say who gets replays"):
         replayer(pool_of(), only_below=0.5).fill(0, [A] * 4, 4)

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from rlep import PoolClient
-from rlep.check.environment_starts import environment_digest
-from rlep.config.environment import EnvironmentConfig
 from rlep.core.errors import ConfigError, PoolError
 from rlep.environments.calculator import Calculator
 from rlep.integrations.trl import TrlReplay
+from rlep.services.environment.digest import environment_digest
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.trl_episodes_scene import (
     CALCULATOR,
@@ -68,7 +67,7 @@ def test_with_nothing_to_replay_episodes_train_as_trls_and_are_kept_with_their_m
         assert member.provenance.environment_digest == theirs.environment_digest
         assert member.provenance.template_digest == theirs.template_digest
         assert member.provenance.tokenizer_digest == theirs.tokenizer_digest
-    assert theirs.environment_digest == environment_digest(EnvironmentConfig(factory=CALCULATOR))
+    assert theirs.environment_digest == environment_digest(CALCULATOR)
 
 
 def test_a_replayed_episode_trains_as_a_fresh_one_of_its_tokens(pool_of: OpenPool, tmp_path: Path) -> None:
@@ -183,7 +182,7 @@ def test_a_pool_of_another_environment_is_refused(pool_of: OpenPool, tmp_path: P
         PoolError, match=rf"holds episodes of environment {CALCULATOR}:\w+; this run's are responses without an env"
     ):
         trained(tmp_path, TrlReplay(pool_of(), source="offline"), max_steps=1)
-    older = environment_digest(EnvironmentConfig(factory=CALCULATOR))[:-8] + "00000000"
+    older = environment_digest(CALCULATOR)[:-8] + "00000000"
     fill(pool_of("older"), of_rlep("teacher", environment_digest=older))
     with pytest.raises(
         PoolError, match=rf"holds episodes of environment {older}; this run's are episodes of environment {CALCULATOR}:"

@@ -18,6 +18,7 @@ from rlep.core.types import prompt_id_of
 from rlep.engines.tokenizer import Tokenizer
 from rlep.integrations import replayer
 from rlep.integrations.trl import TrlReplay
+from tests.late_method import LATE
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.pool_process import pool_process
 from tests.services.integrations.trl_scene import (
@@ -111,6 +112,7 @@ def test_arguments_that_the_template_reads_are_part_of_it(pool_of: OpenPool, tmp
     with pool_of() as pool:
         fill(pool, solutions(1), origin("teacher", template_digest=digest))
     first_step(unread=True)
+    first_step(rie=True)  # a part of a word of the template
     with pytest.raises(PoolError, match=f"chat template {digest}; this run's is"):
         first_step(brief=True)
 
@@ -141,7 +143,10 @@ def uneven(replay: TrlReplay) -> Any:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda r: {"num_generations": 2}, "num_generations = 2 with count = 2: a group needs a fresh response; set"),
+        (
+            lambda r: {"num_generations": 2},
+            "num_generations = 2 with count = 2: a group needs a fresh response; make it 3",
+        ),
         (lambda r: {"rewards": [correct]}, "no replay.reward: give it reward_funcs=[replay.reward(f)]"),
         (lambda r: {"rollout_func": None}, "replay.reward and not rollout_func=replay.rollout: give it both"),
         (
@@ -150,7 +155,7 @@ def uneven(replay: TrlReplay) -> Any:
         ),
         (
             lambda r: {"rollout_func": uneven(r)},
-            "of num_generations = 4 and two prompts: per_device_train_batch_size × steps",
+            "of num_generations = 4 and of two prompts: a step's rows must be whole groups",
         ),
     ],
     ids=["group", "no reward", "no rollout", "misaligned", "split groups"],
@@ -168,7 +173,7 @@ def test_a_trainer_that_cannot_replay_is_told_so(pool_of: OpenPool, tmp_path: Pa
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"method": "rescue"}, 'replay.method = "rescue", or replay.only_below: rewards would say who gets replays'),
+        ({"method": LATE}, f'replay.method = "{LATE}", or replay.only_below: rewards would say who gets replays'),
         ({"only_below": 0.5}, "or replay.only_below: rewards would say who gets replays"),
         ({"stored_logprobs": True}, "stored_logprobs needs use_vllm and vllm_importance_sampling_correction"),
         (

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlep.config.environment import EnvironmentConfig
 from rlep.config.schema import ModelConfig
 from rlep.core.types import BoolArray, Int32Array, prompt_id_of
 from rlep.engines.tokenizer import Tokenizer
@@ -154,7 +153,7 @@ def episodes_of(output: Path, script: Script, rewards: Any = correct, *, prompts
 def of_rlep(run: str, **given: Any) -> Origin:
     """A run of rlep with ``environment.factory`` of the calculator, as its records name it."""
     mine = Tokenizer(talking(), ModelConfig()).with_tools(load_contract(CALCULATOR).schemas)
-    named = environment_digest(str(EnvironmentConfig(factory=CALCULATOR).factory))
+    named = environment_digest(CALCULATOR)
     return Origin(run, mine.digest, mine.template_digest, **{"environment_digest": named} | given)
 
 

@@ -51,7 +51,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "replay-in-verl.md"
 
 def settings_of_page() -> list[str]:
     """The overrides of the page's command."""
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (block,) = re.findall(r"```sh\n(python -m verl\.trainer\.main_ppo .*?)```", PAGE.read_text(), re.DOTALL)
     return [word for word in block.split() if "=" in word]
 
 
@@ -209,7 +209,8 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     late.sample(1)
     seen["late"] = late.sample(2, also=lambda: late.write(2, (6,), (1, 2)))
 
-    rope = made("rope", count=1)
+    # verl hands a chat template every argument, also those that it does not read.
+    rope = made("rope", "+data.apply_chat_template_kwargs.unread=True", count=1)
     rope.sample(1, (6, 9), axes=4)
     seen["rope"] = rope.sample(2, (6, 9), axes=4)
 

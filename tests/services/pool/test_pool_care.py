@@ -21,16 +21,11 @@ from rlep.services.pool.maintenance.reverify import Difference, reverify
 from rlep.services.pool.storage.store import NewRecord
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
-from tests.services.conftest import MakeTrajectory, OpenClient, OpenPool
+from tests.services.conftest import MakeTrajectory, OpenClient, OpenPool, any_binary
 from tests.services.pool.pool_texts import Letters
 
 LETTERS = Letters()
-
-
-@pytest.fixture(scope="module")
-def binary(any_binary: Path) -> Path:
-    """Any server program."""
-    return any_binary
+binary = any_binary
 
 
 def answer(make: MakeTrajectory, prompt_id: str, text: str, extracted: str = "42") -> Trajectory:

@@ -183,6 +183,16 @@ def test_verify_reports_then_quarantines(filled: Commands, tmp_path: Path) -> No
     assert "0 quarantined" in filled.ok("verify")
 
 
+def test_verify_does_not_write_over_its_questions(filled: Commands, tmp_path: Path) -> None:
+    data, link = tmp_path / "asked.jsonl", tmp_path / "link.jsonl"
+    data.write_text(json.dumps(ROWS[0]) + "\n")
+    link.symlink_to(data)
+    for out in (data, link):
+        message = filled.mistake("verify", "--data", data, "--out", out)
+        assert message == f"--out {out} is a file of the questions; name another"
+    assert data.read_text() == json.dumps(ROWS[0]) + "\n"
+
+
 def test_verify_does_not_know_questions_of_other_files(filled: Commands, tmp_path: Path) -> None:
     data = tmp_path / "changed.jsonl"
     data.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1] | {"answer": "3"}) + "\n")
@@ -277,6 +287,20 @@ def test_a_pool_that_is_not_there_is_not_made(rlep: Commands, tmp_path: Path) ->
     assert result.exit_code == 1
     assert f"{gone} holds no embedded pool; give the run's config files, --embedded DIR or --redis URL" in result.stderr
     assert not gone.exists()
+
+
+@pytest.mark.parametrize("url", ["grpc://127.0.0.1:1", "grpcs://127.0.0.1:1"])
+def test_another_place_than_the_files_server_needs_none_of_its_credentials(
+    filled: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("RLEP_REDIS_PASSWORD_FILE", str(filled.server.password_file))
+    file = tmp_path / "run.toml"
+    authority = 'ca_file = "ca.pem"\n' if url.startswith("grpcs") else ""
+    file.write_text(f'[pool]\nurl = "{url}"\ntoken_file = "token"\n{authority}')
+    for place in (["--embedded", str(filled.server.directory)], ["--redis", filled.server.url]):
+        result = CliRunner().invoke(app, ["pool", "stats", "--json", str(file), *place, "--name", filled.name])
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["trajectories"] == 5
 
 
 def test_a_server_is_named_by_its_address(filled: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlep.core.errors import PoolError
+from rlep.services.pool.embedded.append_only import append_only_files
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from tests.services.pool.embedded_data import append_only_file, client_of
 
@@ -74,3 +75,14 @@ def test_a_file_of_zeros_only_is_not_taken_for_an_empty_pool(data: Path, binary:
     with pytest.raises(PoolError, match=r"is damaged from byte 0 of 5,000 on"):
         EmbeddedRedis(data, binary).start()
     assert log.read_bytes() == b"\0" * 5000
+
+
+def test_the_parts_of_a_file_are_in_the_order_of_loading_and_others_beside_them_are_none(tmp_path: Path) -> None:
+    folder = tmp_path / "appendonlydir"
+    folder.mkdir()
+    parts = [f"appendonly.aof.{part}.aof" for part in ("2.base", "3.incr", "10.incr")]
+    for name in (*parts, "appendonly.aof.manifest", "appendonly.aof.old.aof", "appendonly.aof.10.incr.aof.damaged"):
+        (folder / name).touch()
+    assert append_only_files(tmp_path) == [folder / name for name in parts]
+    (tmp_path / "appendonly.aof").touch()
+    assert append_only_files(tmp_path) == [tmp_path / "appendonly.aof", *(folder / name for name in parts)]

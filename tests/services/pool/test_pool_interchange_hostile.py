@@ -20,14 +20,10 @@ from rlep.core.files import sha256_of
 from rlep.services.pool.files.manifest import MAX_SHARD
 from rlep.services.pool.files.parquet_shards import SCHEMA, _table, read_parquet
 from rlep.services.pool.files.records import export_records, import_records
+from tests.services.conftest import any_binary
 
 OpenClient = Callable[..., PoolClient]
-
-
-@pytest.fixture(scope="module")
-def binary(any_binary: Path) -> Path:
-    """Any server program: what is refused is refused before Redis sees it."""
-    return any_binary
+binary = any_binary  # what is refused is refused before Redis sees it
 
 
 def test_records_of_another_tokenizer_are_not_imported(

@@ -304,3 +304,15 @@ async def test_the_verbs_can_be_awaited(server: PoolServer, trajectory: MakeTraj
         assert (await client.stats()).sealed == digest
         with pytest.raises(PoolError, match="is sealed"):
             await client.add(batch)
+
+
+async def test_a_closed_client_says_so_of_awaited_calls_too(server: PoolServer, trajectory: MakeTrajectory) -> None:
+    client = AsyncPoolClient(server.address, pool="closed")
+    assert (await client.stats()).trajectories == 0
+    await client.close()
+    for what, call in (("counting", client.stats), ("adding", lambda: client.add([trajectory()]))):
+        with pytest.raises(PoolError, match=f"{what} at pool server {server.address}: this client was closed"):
+            await call()
+    with pytest.raises(PoolError, match="this client was closed"):
+        [each async for each in client.export()]
+    await client.close()

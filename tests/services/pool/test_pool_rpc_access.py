@@ -252,6 +252,14 @@ def test_a_call_needs_a_deadline(server: PoolServer) -> None:
             )
 
 
+@pytest.mark.parametrize("deadline", [float("inf"), float("nan"), 541.0, -1.0])
+def test_a_deadline_that_no_server_accepts_is_refused_before_any_call(server: PoolServer, deadline: float) -> None:
+    with pytest.raises(ConfigError, match=f"deadline = {deadline}: give 0 to 540 seconds"):
+        PoolClient(server.address, deadline=deadline)
+    with PoolClient(server.address, token="admin-token", pool="longest", deadline=540) as client:
+        assert client.stats().trajectories == 0
+
+
 def test_a_server_that_does_not_answer_is_waited_for_until_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -33,6 +33,17 @@ def client_of(server: PoolServer, token: str, pool: str, **options: object) -> P
     return PoolClient(server.address, token=token, pool=pool, **options)  # type: ignore[arg-type]
 
 
+def test_an_appender_states_the_vocabulary_of_a_pool_that_has_no_record_yet(
+    server: PoolServer, trajectory: MakeTrajectory
+) -> None:
+    answer = trajectory("q1", [150])
+    with client_of(server, "append-token", "empty", vocabulary=100) as mistaken:
+        assert mistaken.add([answer]).inserted == 0
+    with client_of(server, "append-token", "empty", vocabulary=300) as right:
+        assert right.add([answer]).inserted == 1
+        assert right.stats().vocabulary == 300
+
+
 def test_the_vocabulary_of_a_pool_with_records_is_not_an_appenders(
     server: PoolServer, trajectory: MakeTrajectory
 ) -> None:

@@ -19,12 +19,12 @@ import pytest
 
 from rlep import PoolClient
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
-from rlep.core.types import AddReport
+from rlep.core.types import ALL, AddReport
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.rpc.places import SOCKET, address_of, connected, hosted, private_socket
 from rlep.services.pool.rpc.tls import ServerTls
-from rlep.services.pool.values import UNCAPPED, PoolOptions, PoolPlace
+from rlep.services.pool.values import PoolOptions, PoolPlace
 from tests.services.conftest import TOKENIZER, MakeTrajectory
 from tests.services.pool.pool_servers import make_certificate, serving
 from tests.waiting import wait_until
@@ -87,7 +87,7 @@ def test_draws_and_additions_are_those_of_the_redis(
                 assert np.array_equal(mine.tokens, wanted.tokens)
                 assert mine.logprobs.tobytes() == wanted.logprobs.tobytes()
                 assert [one.content_id for members in mine.values() for one in members] == list(mine.ids)
-            every = client.sample(PROMPTS, UNCAPPED, seed=11, step=0, minimum=1)
+            every = client.sample(PROMPTS, ALL, seed=11, step=0, minimum=1)
             assert every.counts.tolist() == [0, 1, 2, 3, 4, 5, 5, 5]
 
 
@@ -97,7 +97,7 @@ def test_responses_come_go_and_are_listed_by_name(
     stored = [trajectory(prompt) for prompt in PROMPTS[:3] for _ in range(2)]
     wanted = {one.prompt_id: [one.content_id] for one in stored}
     with connected(replace(place[1], name="run.live"), precision="float32") as client:
-        client.open(tokenizer_digest=TOKENIZER, cap=UNCAPPED)
+        client.open(tokenizer_digest=TOKENIZER, cap=ALL)
         client.add(stored)
         found = client.fetch(wanted)
         assert {prompt: [one.content_id for one in members] for prompt, members in found.items()} == wanted
@@ -201,7 +201,7 @@ def test_hosts_killed_again_and_again_under_a_writer_lose_and_double_nothing(
 
     def write() -> None:
         with connected(place, deadline=60.0) as client:
-            client.open(tokenizer_digest=TOKENIZER, cap=UNCAPPED)
+            client.open(tokenizer_digest=TOKENIZER, cap=ALL)
             for batch in batches:
                 if ended.is_set():
                     return

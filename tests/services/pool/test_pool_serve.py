@@ -231,13 +231,19 @@ def test_a_server_without_its_redis_says_so(tmp_path: Path) -> None:
         ([], "either --embedded DIRECTORY or --redis URL"),
         (["--embedded", "x", "--redis", "unix:///x"], "either --embedded DIRECTORY or --redis URL"),
         (["--embedded", "x", "--tls-cert", "x"], "TLS needs --tls-cert and --tls-key together"),
+        (["--embedded", "x", "--pool", ""], "pool name '' is not 1 to 64 letters, digits or ._-"),
+        (["--embedded", "x", "--pool", "a/b"], "pool name 'a/b' is not 1 to 64 letters, digits or ._-"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options: list[str], said: str) -> None:
+def test_options_that_do_not_go_together_are_refused(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["pool", "serve", *options])
     assert result.exit_code == 2
     assert result.stdout == ""
     assert said in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_beyond_loopback_nothing_starts_without_tokens(

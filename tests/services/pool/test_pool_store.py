@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,14 @@ def test_what_cannot_be_stored_is_refused_by_name_and_the_rest_lands(
     nan = trajectory("q0", [4])
     assert nan.logprobs is not None
     nan.logprobs[0] = np.nan
-    report = pool.add([wrong, good, foreign, nan])
+    bare = replace(trajectory("q0", [5]), metadata=None)  # type: ignore[arg-type]
+    report = pool.add([wrong, good, foreign, nan, bare])
     assert report.inserted == 1
     assert dict(report.refused) == {
         wrong.content_id: "its verdict is wrong; the pool holds only correct answers",
         foreign.content_id: "its token ids are of tokenizer another; the pool's is tokenizer-digest",
         nan.content_id: "1 of 1 log-probs are NaN or infinite",
+        bare.content_id: "the metadata are not a mapping whose keys are texts",
     }
 
 

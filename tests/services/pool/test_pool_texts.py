@@ -18,22 +18,17 @@ from rlep.data.prompt_rows import PromptRow, Wanted
 from rlep.services.pool.files.texts import UNKNOWN, TextAnswers, import_texts, texts_of
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
-from tests.services.conftest import MakeTrajectory
+from tests.services.conftest import MakeTrajectory, any_binary
 from tests.services.pool.pool_texts import Letters
 
 OpenClient = Callable[..., PoolClient]
 LETTERS = Letters()
+binary = any_binary
 SIX, SEVEN = prompt_id_of("3 + 3?", "6"), prompt_id_of("3 + 4?", "7")
 QUESTIONS = [
     TextAnswers(SIX, "6", (r"\boxed{6}", r"so \boxed{6}", r"\boxed{7}")),
     TextAnswers(SEVEN, "7", (r"\boxed{7}",)),
 ]
-
-
-@pytest.fixture(scope="module")
-def binary(any_binary: Path) -> Path:
-    """Any server program."""
-    return any_binary
 
 
 @pytest.fixture

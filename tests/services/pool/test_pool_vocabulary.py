@@ -99,8 +99,26 @@ def test_a_client_states_the_vocabulary_of_a_pool_that_has_none(server: PoolServ
         PoolClient(server.address, pool="stated", vocabulary=42) as stating,
     ):
         assert plain.add([trajectory("q1")]).inserted == 1
-        assert stating.add([beyond]).refused == ((beyond.content_id, REASON),)
+        assert stating.add([beyond, trajectory("q1", [41])]).refused == ((beyond.content_id, REASON),)
         assert plain.add([beyond]).refused == ((beyond.content_id, REASON),)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_vocabulary_that_no_record_was_stored_under_is_not_kept(
+    server: PoolServer, trajectory: MakeTrajectory, held: bool
+) -> None:
+    name, mistaken = f"mistaken-{held}", trajectory("q1", [150])
+    with PoolClient(server.address, pool=name) as plain, PoolClient(server.address, pool=name, vocabulary=100) as wrong:
+        if held:
+            plain.add([trajectory("q1", [200]), trajectory("q1", [7])])
+        reason = "prompt q1: token id 150 ≥ vocabulary 100"
+        assert wrong.add([mistaken]).refused == ((mistaken.content_id, reason),)
+        assert plain.stats().vocabulary is None
+        assert plain.sample(["q1"], 2, seed=0, step=0, minimum=1).counts.tolist() == [2 if held else 0]
+        with PoolClient(server.address, pool=name, vocabulary=300) as right:
+            assert right.add([mistaken]).inserted == 1
+        assert plain.stats().vocabulary == 300
+        assert wrong.add([trajectory("q1", [299])]).inserted == 1  # the pool's own counts
 
 
 @pytest.mark.usefixtures("server")

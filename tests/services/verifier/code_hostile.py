@@ -90,7 +90,7 @@ EXHAUSTING = {
     "multiprocessing": "import multiprocessing as m\ndef f(n):\n    with m.Pool(2) as pool: return pool.map(int, ['7310462'])[0]",
     "another program": "import os\nos.execv('/bin/cat', ['cat', 'CANARY'])",
     "threads": "import threading\ndef f(n):\n    t = threading.Thread(target=print); t.start(); t.join(); return 7310462",
-    "a list without end": "x = []\nwhile True: x += [x] * 10**6",
+    "a list without end": "x = []\nwhile True: x.append(bytes(10**8))",  # zeros that no processor has to write
     "one allocation": "x = bytearray(10**11)",
     "a number without end": "def f(n): return 1 << (1 << 40)",
     "a long number": "def f(n): return 1 << (1 << 23)",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,15 +18,8 @@ from rlep.services.verifier.worker_pool import WorkerPool
 from rlep.services.verifier.worker_process import Reply
 from rlep.services.worker.jail import Limits
 
+pytestmark = pytest.mark.usefixtures("functions_on_path")
 HERE = "verifier_functions"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def functions() -> Iterator[None]:
-    """The module of functions is on the path, here and in worker processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        yield
 
 
 def replies_of(function: str, jobs: Sequence[GradingJob]) -> list[Reply]:

@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.error import URLError
 
@@ -20,16 +20,8 @@ from rlep.services.verifier.at_once import MOST_THREADS, trouble_of
 from rlep.services.verifier.grader import configured_verifier
 from tests.services.verifier.reward_server import serving
 
+pytestmark = pytest.mark.usefixtures("functions_on_path")
 SYNC, ASYNC = "python:verifier_functions:by_server", "python:verifier_functions:by_async_server"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def functions() -> Iterator[None]:
-    """The module of functions is on the path, here and in worker processes; no proxy stands before loopback."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        patch.setenv("NO_PROXY", "127.0.0.1")
-        yield
 
 
 def config_of(profile: str, concurrency: int = 4, deadline_s: float = 60) -> VerifierConfig:

@@ -56,7 +56,7 @@ def engine_alone(reference: str, answer: str) -> bool:
 )
 def test_what_the_engine_accepts_and_the_contract_does_not(reference: str, answer: str) -> None:
     assert engine_alone(reference, answer)
-    assert judge(reference, answer)[0] in ("wrong", "unparsable")
+    assert judge(reference, answer) in ("wrong", "unparsable")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_the_engine_accepts_and_the_contract_does_not(reference: str, answe
 )
 def test_what_the_engine_misses_and_the_contract_does_not(reference: str, answer: str) -> None:
     assert not engine_alone(reference, answer)
-    assert judge(reference, answer)[0] == "correct"
+    assert judge(reference, answer) == "correct"
 
 
 def spelled(draw: random.Random, value: Fraction) -> str:
@@ -117,8 +117,6 @@ def plain_pair(draw: random.Random) -> tuple[str, str]:
 def test_the_fast_path_never_disagrees_with_the_full_path() -> None:
     draw = random.Random(7)
     pairs = [plain_pair(draw) for _ in range(1500)]
-    differences = [
-        (*pair, exact.decide(*pair), judge(*pair)[0]) for pair in pairs if exact.decide(*pair) != judge(*pair)[0]
-    ]
+    differences = [(*pair, exact.decide(*pair), judge(*pair)) for pair in pairs if exact.decide(*pair) != judge(*pair)]
     assert differences == []
     assert 400 < sum(exact.decide(*pair) == "correct" for pair in pairs) < 1100

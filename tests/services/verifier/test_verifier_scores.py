@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from rlep.services.verifier.grade_rows import grade_rows
 from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.user_function import FunctionVerifier, source_version
 
+pytestmark = pytest.mark.usefixtures("functions_on_path")
 FUNCTION = "verifier_functions:returns"
 SIXTEEN = {f"part{number}": float(number) for number in range(16)}
 SCORES: dict[str, tuple[str, str | None, float | None, dict[str, float]]] = {
@@ -48,16 +48,8 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def functions() -> Iterator[None]:
-    """The module of functions is on the path, here and in worker processes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        yield
-
-
 @pytest.fixture(scope="module")
-def returned(functions: None) -> dict[str, Verdict]:
+def returned(functions_on_path: None) -> dict[str, Verdict]:
     """What becomes of everything that the function ``returns`` may return, by its name."""
     names = [*SCORES, *BAD]
     with FunctionVerifier(f"python:{FUNCTION}") as verifier:

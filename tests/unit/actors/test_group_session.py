@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from rlep.actors.learner_actor import Dtype, Probes
+from rlep.actors.learner_actor import Probes
 from rlep.actors.weight_sync import GroupSession
 from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import LearnerLost, ModelError, WeightSyncError
-from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightDtype, WeightUpdate
 
 pytestmark = pytest.mark.asyncio
 
@@ -39,13 +39,13 @@ class Side:
         return self.opened[-1]
 
     async def publish(
-        self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
+        self, version: int, probes: Probes, dtype: WeightDtype, group: BroadcastGroup | None = None
     ) -> WeightUpdate:
         assert group is not None
         self.members = tuple(member for member in self.members if member != self.leaves)
         return WeightUpdate(version, (), group, (), 1e-4, ())
 
-    async def send(self, group: BroadcastGroup, dtype: Dtype, deadline_s: float) -> None:
+    async def send(self, group: BroadcastGroup, dtype: WeightDtype, deadline_s: float) -> None:
         assert group == self.opened[-1]
         if self.members_come is not None:
             await self.members_come.wait()

@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from rlep.algorithms.admission import Admission, Coverage, admit
-from rlep.core.errors import ConfigError
 from rlep.core.types import Trajectory
 from tests.unit.algorithms.algorithm_values import prompt_of, trajectory_of
 
@@ -85,16 +84,3 @@ def test_reports_of_disjoint_questions_add_up_and_fall_into_buckets() -> None:
 def test_an_answer_to_another_question_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=f"an answer to prompt {OTHER.id}, which is not among the questions asked"):
         admit([PROMPT.id], [trajectory_of(OTHER)], Admission())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_length": 0}, "max_length = 0"),
-        ({"min_per_question": 0}, "min_per_question = 0: both must be at least 1"),
-        ({"max_per_question": 1}, "max_per_question = 1 is below min_per_question = 2"),
-    ],
-)
-def test_rules_that_mean_nothing_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Admission(**options)  # type: ignore[arg-type]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlep.algorithms.advantages import pass_at_k_advantages
 from rlep.algorithms.dynamic_sampling import Refill, RefillReport, keep_group
-from rlep.core.errors import ConfigError
 from rlep.core.types import Group
 from tests.unit.algorithms.algorithm_values import group_of, prompt_of, trajectory_of
 
@@ -22,6 +22,17 @@ from tests.unit.algorithms.algorithm_values import group_of, prompt_of, trajecto
 )
 def test_a_group_is_kept_where_verdicts_differ(statuses: str, replays: int, kept: bool) -> None:
     assert keep_group(group_of("q", statuses, replays)) is kept
+
+
+@pytest.mark.parametrize(
+    ("statuses", "kept"), [("+---", False), ("+----", True), ("-----", False), ("+++++----", True)]
+)
+def test_with_pass_at_4_a_group_with_fewer_than_four_wrong_answers_has_no_signal(statuses: str, kept: bool) -> None:
+    group = group_of("q", statuses)
+    assert keep_group(group, 4) is kept
+    assert bool(pass_at_k_advantages([s == "+" for s in statuses], [0] * len(statuses), k=4).any()) is kept
+    report = RefillReport.of([group], 4)
+    assert (report.kept, report.all_correct) == (kept, not kept and "+" in statuses)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +98,3 @@ def test_a_full_step_uses_its_target_and_no_more() -> None:
     report = RefillReport(rounds=2, kept=11, all_correct=5, all_wrong=0)
     assert (plan.usable(report), plan.exhausted(report)) == (8, False)
     assert "stopped" not in plan.describe(report)
-
-
-@pytest.mark.parametrize(
-    ("target", "limit", "size", "message"),
-    [
-        (8, 2, 3, "rollout.prompts = 8 is not a multiple of update.prompts = 3"),
-        (8, 0, 4, "rollout.refill_limit = 0: must be at least 1"),
-        (0, 4, 1, "rollout.prompts = 0"),
-    ],
-)
-def test_plans_that_cannot_be_met_are_refused(target: int, limit: int, size: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Refill(target, limit, size)

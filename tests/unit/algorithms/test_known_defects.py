@@ -13,12 +13,14 @@ from rlep.algorithms.advantages import group_advantages
 from rlep.algorithms.loss import packed_policy_loss, packed_tokens
 from rlep.algorithms.loss_values import normalizers
 from rlep.algorithms.mixing import mix
-from rlep.algorithms.packing import Budget, pack, sequence_batch, take, updates
+from rlep.algorithms.packing import Budget, pack, sequence_batch, take
 from rlep.algorithms.shaping import rewards
+from rlep.config.settings import load_config
 from rlep.config.training import LossConfig, RewardConfig
 from rlep.core.draws import draw_uniform
 from rlep.core.errors import MixingError
 from rlep.core.types import Group
+from rlep.driver.mini_batch import mini_batches
 from tests.unit.algorithms.algorithm_values import (
     TOKENIZER,
     batch_of,
@@ -28,6 +30,7 @@ from tests.unit.algorithms.algorithm_values import (
     replays_of,
     trajectory_of,
 )
+from tests.unit.driver.driver_fakes import scene_of
 
 PROMPT = prompt_of()
 
@@ -59,17 +62,14 @@ def test_a_short_pool_is_not_padded_with_wrong_answers(stored: int) -> None:
 def test_a_rollout_is_eight_updates_of_whole_groups_whatever_the_replays() -> None:
     # 512 · 18 sequences in mini-batches of 64 · 16 would be nine updates, with groups across their borders.
     assert 512 * 18 / (64 * 16) == 9
-    sets = updates(512, 64)
-    assert len(sets) == 8
     generator = random.Random(0)
     groups = [group_of(str(number), "+-", replays=generator.randrange(3)) for number in range(512)]
-    sizes = []
-    for numbers in sets:
-        chosen = [groups[number] for number in numbers]
-        batch = sequence_batch(chosen, np.zeros(sum(len(group.members) for group in chosen)))
-        assert np.bincount(batch.groups).tolist() == [len(group.members) for group in chosen]
-        sizes.append(len(np.unique(batch.groups)))
-    assert sizes == [64] * 8
+    config = load_config([], ["rollout.prompts=512", "update.prompts=64", "rollout.fresh=2"])
+    ready = mini_batches(scene_of(config).run, groups)
+    assert [len(part.groups) for part in ready] == [64] * 8
+    assert [group for part in ready for group in part.groups] == groups
+    for part in ready:
+        assert np.bincount(part.batch.groups).tolist() == [len(group.members) for group in part.groups]
 
 
 def test_the_token_mean_is_of_the_update_and_not_of_each_micro_batch() -> None:

@@ -1,4 +1,4 @@
-"""Columnar batches, and their division over updates, ranks and micro-batches."""
+"""Columnar batches, and their division over ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlep.algorithms.packing import Budget, pack, sequence_batch, take, updates
-from rlep.core.errors import ConfigError
+from rlep.algorithms.packing import Budget, pack, sequence_batch, take
 from rlep.core.types import Group
 from tests.unit.algorithms.algorithm_values import PROPERTY, batch_of, group_of, prompt_of, trajectory_of
 
@@ -82,16 +81,6 @@ def test_taking_sequences_cuts_every_array_alike() -> None:
     assert take(batch, [1]).replayed.tolist() == [True]
 
 
-def test_updates_are_whole_groups() -> None:
-    assert updates(512, 64) == tuple(range(start, start + 64) for start in range(0, 512, 64))
-
-
-@pytest.mark.parametrize(("prompts", "size"), [(512, 72), (10, 0), (0, 4), (4, 8)])
-def test_prompts_that_do_not_divide_are_refused(prompts: int, size: int) -> None:
-    with pytest.raises(ConfigError, match=rf"{prompts} prompts per step do not divide into updates of {size} prompts"):
-        updates(prompts, size)
-
-
 @PROPERTY
 @given(
     st.lists(st.integers(1, 60), max_size=40),
@@ -162,9 +151,3 @@ def test_ranks_share_a_large_update_evenly() -> None:
     # Ranks wait for each other at every micro-batch: the sum of the slowest is what the update takes.
     rows = np.array([[costs[micro].sum() for micro in rank] for rank in assignment])
     assert rows.max(axis=0).sum() / loads.mean() < 1.02
-
-
-@pytest.mark.parametrize(("ranks", "tokens"), [(0, 8), (1, 0)])
-def test_no_ranks_or_no_tokens_are_refused(ranks: int, tokens: int) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        pack(batch_of([3]), ranks, Budget(tokens=tokens))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlep.algorithms.corrections import importance
-from rlep.algorithms.loss import divergence_terms, packed_policy_loss, packed_tokens, shaped_terms
+from rlep.algorithms.loss import packed_policy_loss, packed_tokens, shaped_terms
 from rlep.algorithms.loss_values import normalizers
 from rlep.config.replay import ReplayConfig
 from rlep.config.section import CorrectionConfig
@@ -30,11 +30,7 @@ OPTIONS = [
     (LOSS, replay_of(weight=0.083)),
     (LOSS, replay_of(weight=0.0)),
     (LOSS, replay_of(shaping=0.1)),
-    (LOSS, replay_of(imitation=0.3)),
-    (LOSS, replay_of(imitation=0.1, weight=0.0, shaping=0.5)),
-    (LossConfig(aggregation="seq-mean-token-mean"), replay_of(imitation=2.0, weight=0.5)),
-    (LOSS, replay_of(divergence=0.7, old_logprobs="behaviour")),
-    (LOSS, replay_of(divergence=2.0, weight=0.0, old_logprobs="behaviour")),
+    (LossConfig(aggregation="seq-mean-token-mean"), replay_of(weight=0.5)),
     (LossConfig(dual_clip=None), replay_of(shaping=0.5, weight=2.0)),
     (LOSS, replay_of(correction=CorrectionConfig(weight="token", cap=1.5))),
     (
@@ -57,11 +53,7 @@ def token(new: float, old: float, sampler: float, advantage: float, replayed: bo
             term = min(term, -advantage * loss.dual_clip)
     if replayed and replay.correction is not None and replay.correction.cap is not None:
         term *= min(math.exp(old - sampler), replay.correction.cap)
-    if not replayed:
-        return term
-    middle = (1 + ratio) / 2  # of π/μ and μ/μ
-    divergence = (ratio * math.log(ratio / middle) + math.log(1 / middle)) / 2
-    return term * replay.weight - replay.imitation * new + replay.divergence * divergence
+    return term * replay.weight if replayed else term
 
 
 @pytest.mark.parametrize("rules", OPTIONS, ids=[str(number) for number in range(len(OPTIONS))])
@@ -117,37 +109,6 @@ def test_shaped_tokens_are_not_counted_as_clipped() -> None:
         _, sums = packed_policy_loss(packed_tokens(batch, logprobs, normalizers(batch, LOSS)), LOSS, replay)
         found = sums.metrics()
         assert (found["fresh/clip_fraction_high"], found["replay/clip_fraction_high"]) == clipped
-
-
-def test_with_weight_0_the_gradient_of_a_replay_is_that_of_its_cross_entropy() -> None:
-    # Four tokens in all: −β log π of each of the two replayed ones has slope −β/4, at any advantage; fresh ones −A/4 at ratio 1.
-    values = np.array([-1.0, -2.0, -0.5, -3.0])
-    batch = batch_of([2, 2], advantages=[-0.7, 0.0], groups=[0, 0], replayed=[False, True], old=values)
-    logprobs = torch.tensor(values, requires_grad=True)
-    loss, sums = packed_policy_loss(
-        packed_tokens(batch, logprobs, normalizers(batch, LOSS)), LOSS, replay_of(imitation=0.2, weight=0.0)
-    )
-    loss.backward()
-    assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == pytest.approx([0.175, 0.175, -0.05, -0.05], rel=1e-6)
-    assert sums.metrics()["replay/loss"] == pytest.approx(0.2 * 3.5 / 4)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "value", "slope"),
-    [
-        (1.0, 0.0, 0.0),
-        (0.5, (math.log(4 / 3) + 0.5 * math.log(2 / 3)) / 2, 0.5 * math.log(2 / 3) / 2),
-        (3.0, (math.log(1 / 2) + 3 * math.log(3 / 2)) / 2, 3 * math.log(3 / 2) / 2),
-    ],
-)
-def test_the_divergence_of_a_token_and_its_slope(ratio: float, value: float, slope: float) -> None:
-    # By log π the slope is ρ · ½ log 2ρ/(1 + ρ): below μ it lifts the token, above it holds it back, at μ it does nothing.
-    logprob = torch.tensor(math.log(ratio), dtype=torch.float64, requires_grad=True)
-    term = divergence_terms(logprob.exp())
-    term.backward()
-    assert logprob.grad is not None
-    assert (float(term.detach()), float(logprob.grad)) == pytest.approx((value, slope), abs=1e-12)
 
 
 def test_importance_sampling_needs_the_samplers_log_probs() -> None:

@@ -18,13 +18,13 @@ def test_two_groups_by_hand() -> None:
     assert stats.fresh == SourceStats(4, 18, 0.75, 0.25, 0.25, 4.5)
     assert stats.replay == SourceStats(1, 4, 1.0, 0.5, 0.0, 4.0)
     assert stats.fresh_successes == (0, 1, 1)
-    assert (stats.groups, stats.groups_short, stats.groups_without_replays, stats.groups_without_signal) == (2, 2, 1, 1)
+    assert (stats.groups, stats.groups_short, stats.groups_without_replays) == (2, 2, 1)
 
 
 def test_no_replays_and_no_signal_are_zeros() -> None:
     stats = rollout_stats([group_of("a", "++")], [1.0, 1.0], max_replays=0)
     assert stats.replay == SourceStats(0, 0, 0.0, 0.0, 0.0, 0.0)
-    assert (stats.groups_short, stats.groups_without_signal) == (0, 1)
+    assert stats.groups_short == 0
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlep.algorithms.selection import Candidate, reasoning_digest, select
-from rlep.config.replay import Selection
 from rlep.core.draws import draw_aged, draw_questions, draw_uniform, draw_uniform_keyed, prompt_keys
 from rlep.core.errors import ConfigError
 from rlep.core.seeds import seed_for
@@ -214,12 +213,6 @@ def test_a_strategy_without_its_input_is_refused() -> None:
         selected("most-probable", bare)
     with pytest.raises(ConfigError, match="'diverse' needs the digest of every candidate"):
         selected("diverse", bare)
-
-
-@pytest.mark.parametrize("strategy", get_args(Selection))
-def test_fewer_than_no_answers_are_refused(strategy: str) -> None:
-    with pytest.raises(ValueError, match="count = -1"):
-        selected(strategy, count=-1)
 
 
 def test_the_digest_of_the_final_reasoning_ignores_what_came_before() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from rlep.check.data_checks import check_lora_targets, check_output_head, check_stops, check_watched, teacher
+from rlep.check.data_checks import model as model_check
 from rlep.check.fit_checks import memory_advice
-from rlep.check.inputs import Subject
+from rlep.check.inputs import Command, Subject
 from rlep.config.schema import Config
 from rlep.config.settings import load_config, parse_config
 from rlep.core.errors import ConfigError, ModelError
@@ -75,7 +76,7 @@ def test_a_model_without_an_output_head_is_one_whose_head_is_tied(
     said = {} if stated is None else {"tie_word_embeddings": stated}
     (model / "config.json").write_text(json.dumps({"model_type": family, **said}))
     with pytest.raises(ModelError, match=refused) if refused else nullcontext():
-        check_output_head(config_of(model, '["q_proj"]'))
+        check_output_head(model)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma"])
@@ -83,10 +84,10 @@ def test_another_head_beside_a_tied_one_is_refused_an_equal_one_is_not(family: s
     said = {"tie_word_embeddings": True} if family == "llama" else {}
     (model / "config.json").write_text(json.dumps({"model_type": family, **said}))
     save_file({"lm_head.weight": np.zeros((10, 4))}, model / "c.safetensors")
-    check_output_head(config_of(model, '["q_proj"]'))
+    check_output_head(model)
     save_file({"lm_head.weight": np.ones((10, 4))}, model / "c.safetensors")
     with pytest.raises(ModelError, match="is true, and the safetensors hold an lm_head"):
-        check_output_head(config_of(model, '["q_proj"]'))
+        check_output_head(model)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_a_stop_that_no_response_could_have_is_refused(stops: str, message: str,
         check_stops(subject)
 
 
-def other_toy(toy: Path, directory: Path, *, eos: str = "<eos>", **stated: int) -> Path:
+def other_toy(toy: Path, directory: Path, *, eos: str = "<eos>", **stated: Any) -> Path:
     """A copy of the toy whose tokenizer or config.json say something else."""
     shutil.copytree(toy, directory)
     file = directory / "config.json"
@@ -136,6 +137,8 @@ def other_toy(toy: Path, directory: Path, *, eos: str = "<eos>", **stated: int) 
             {"vocab_size": 40},
             r"^loss\.teacher = .*/t knows 40 token ids, .* may sample 42: take a teacher that knows them a",
         ),
+        ({"quantization_config": None}, ""),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"^.*/t is quantised .*: take the unquantised model$"),
         ({"max_position_embeddings": 9}, r"need a context of \d+ tokens, .*/t has 9; lower one of them"),
     ],
 )
@@ -148,6 +151,33 @@ def test_a_teacher_that_cannot_read_what_the_policy_writes_is_refused(
     with pytest.raises(ModelError, match=message) if message else nullcontext():
         assert [finding.detail for finding in teacher(Subject(load_config([BASE], given)))] == [str(other)]
     assert not list(teacher(Subject(load_config([BASE], given), "collect")))  # which has no use for one
+
+
+def test_a_teacher_whose_files_hold_another_head_than_its_tied_one_is_refused(tmp_path: Path) -> None:
+    own = build_task(tmp_path / "task").model_dir
+    other = other_toy(own, tmp_path / "t", tie_word_embeddings=True)
+    subject = Subject(
+        load_config([BASE], [f'model.path="{own}"', f'loss.teacher="{other}"', "loss.kl_coef=1"]), "train"
+    )
+    file = other / "model.safetensors"
+    held = load_file(file)
+    for factor, refused in (
+        (1.0, ""),
+        (-1.0, rf"^{other}: by config.json tie_word_embeddings is true, and the safete"),
+    ):
+        save_file(held | {"lm_head.weight": factor * held["model.embed_tokens.weight"]}, file)
+        with pytest.raises(ModelError, match=refused) if refused else nullcontext():
+            assert [finding.level for finding in teacher(subject)] == ["ok"]
+
+
+@pytest.mark.parametrize("command", ["train", "collect"])
+def test_a_quantised_model_is_refused_for_every_command(command: Command, tmp_path: Path) -> None:
+    own = build_task(tmp_path / "task").model_dir
+    other = other_toy(own, tmp_path / "t", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ModelError, match=f"^{other} is quantised .*: take the unquantised model$"):
+        list(model_check(Subject(load_config([BASE], [f'model.path="{other}"']), command)))
+    config = load_config([BASE], [f'model.path="{own}"'])
+    assert [finding.level for finding in model_check(Subject(config, command))] == ["ok"]
 
 
 def test_a_teacher_that_is_not_there_is_refused(toy: Path) -> None:

@@ -59,6 +59,8 @@ def test_a_config_cannot_be_changed() -> None:
 
 
 TEACHER = ["loss.teacher=big", "loss.kl_coef=1"]
+TIS = 'loss.correction={weight="token",cap=2}'
+LIVE = ["replay.source=live", "replay.count=2"]
 ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
 
 
@@ -69,6 +71,22 @@ ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
         (["rollout.prompts=32"], r"update\.prompts = 64 does not divide rollout\.prompts = 32"),
         (["rollout.max_tokens=512"], r"reward\.overlong_buffer = 512 must be smaller than rollout\.max_tokens = 512"),
         (["rollout.fresh=1"], r"rollout\.fresh = 1 without replays"),
+        (
+            ["rollout.fresh=1", "replay.count=1", "replay.start_step=100"],
+            r"rollout\.fresh = 1 without replays before replay\.start_step = 100",
+        ),
+        (
+            ["rollout.fresh=1", "advantage.estimator=batch", "advantage.scale=batch", "rollout.dynamic_sampling=true"],
+            r"rollout\.fresh = 1 without replays: a group of one",
+        ),
+        (
+            ["loss.reward_coef=0", "loss.kl_coef=1"],
+            r"loss\.reward_coef = 0 without loss\.teacher: the KL is to the model",
+        ),
+        (
+            [*LIVE, TIS, "rollout.max_staleness=1", "replay.old_logprobs=behaviour"],
+            r'replay\.source = "live" with rollout\.max_staleness and stored log-probs',
+        ),
         (
             ["loss.teacher=big"],
             r'^loss\.teacher = "big" needs loss\.kl_coef, not 0: it is the weight of the KL to the t',
@@ -121,7 +139,6 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
 GREEDY = "evaluation.temperature=0"
 WARM = "rollout.temperature=0.6"
 DISTILLED = [*TEACHER, "loss.reward_coef=0", "loss.kl_estimator=k2"]
-TIS = 'loss.correction={weight="token",cap=2}'
 
 
 @pytest.mark.parametrize(
@@ -183,7 +200,6 @@ def test_settings_that_cannot_be_together_are_refused(overrides: list[str], mess
     load_config([], [GREEDY, "evaluation.samples=1", "evaluation.final_samples=1"])
 
 
-LIVE = ["replay.source=live", "replay.count=2"]
 BEST = ["run.steps=50", 'checkpoint.best="evaluation/all/avg"']
 
 
@@ -195,6 +211,7 @@ BEST = ["run.steps=50", 'checkpoint.best="evaluation/all/avg"']
             [*BEST, "evaluation.every=0"],
             r"checkpoint\.every = 10 and evaluation\.every = 0 meet at the last step alone",
         ),
+        ([*BEST, "evaluation.compute=[1e6]"], r"only every checkpoint\.every = 10th has a checkpoint"),
     ],
 )
 def test_a_best_checkpoint_by_evaluations_that_none_has_is_refused(overrides: list[str], message: str) -> None:
@@ -218,6 +235,7 @@ def test_a_best_checkpoint_by_evaluations_that_none_has_is_refused(overrides: li
         ["loss.temperature=1.0"],
         [WARM, "replay.count=2", "replay.old_logprobs=behaviour"],  # the pool's records say how they were sampled
         [*BEST, "checkpoint.every=5"],
+        [*BEST, "checkpoint.every=1", "evaluation.compute=[1e6]"],
         [*BEST, "checkpoint.every=50"],  # one checkpoint, nothing to choose
         ["run.steps=50", "checkpoint.every=7", "checkpoint.best=rollout/accuracy"],
     ],

@@ -143,7 +143,15 @@ def test_a_wrong_value_is_named_with_its_bounds(text: str, message: str) -> None
         ),
         (["replay.group=replace", "rollout.fresh=2"], r"replay\.count = 2 and rollout\.fresh = 2: a group needs"),
         (["replay.source=live", f"run.name={'x' * 60}"], r"at most 59 characters"),
-        (["replay.start_step=400"], r"replay\.start_step = 400 leaves no step for replays: run\.steps = 400"),
+        (["replay.start_step=400"], r"replay\.start_step = 400 leaves no step for replays: the run has 400"),
+        (
+            ["replay.schedule=linear", "replay.start_step=301"],
+            r'replay\.schedule = "linear" .* replay\.start_step = 301 rounds to no replay in any of 400 steps',
+        ),
+        (
+            ["replay.source=live", "replay.minimum=2", "replay.per_question=1"],
+            r"replay\.per_question = 1 keeps fewer responses of a question than replay\.minimum = 2",
+        ),
         (["replay.max_age=3"], r'replay\.max_age = 3 needs replay\.source = "live" or "both", not "offline"'),
     ],
 )

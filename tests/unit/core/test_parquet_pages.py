@@ -56,6 +56,21 @@ def test_columns_are_found_by_the_names_of_what_they_are_in(tmp_path: Path) -> N
     assert len(check_pages(tmp_path / "n.parquet", metadata, columns=["c.d"])[0]) == 1
 
 
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_a_row_group_without_rows_has_no_bytes(tmp_path: Path, dictionary: bool) -> None:
+    path = tmp_path / "gap.parquet"
+    rows = pa.table({"problem": ["1?", "2?"], "answer": ["1", "2"]})
+    with pq.ParquetWriter(path, rows.schema, use_dictionary=dictionary) as writer:
+        for part in (rows, rows.slice(0, 0), rows):
+            writer.write_table(part)
+    groups = check_pages(path, pq.read_metadata(path), most=MIB)
+    assert [[pages.values for pages in group] for group in groups] == [[2, 2], [0, 0], [2, 2]]
+    assert [pages.bytes for pages in groups[1]] == [0, 0]
+    assert [row.reference for row in read_rows(path)] == ["1", "2", "1", "2"]
+    pq.write_table(rows.slice(0, 0), path)
+    assert list(read_rows(path)) == []
+
+
 def lying(path: Path, table: pa.Table) -> None:
     """Write a table whose footer says that its columns unpack to 100 bytes."""
     pq.write_table(table, path, compression="zstd", use_dictionary=False, store_schema=False)

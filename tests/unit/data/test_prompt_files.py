@@ -279,6 +279,14 @@ def test_columns_of_verl_have_no_candidates_unless_they_are_wanted_by_themselves
         assert columns["reward_model"] == {"style": "rule", "ground_truth": "4"}
         assert columns["extra_info"] == {"index": 7}
         assert (read.reference, read.candidates) == ("4", ("2+2=4",) if candidates else ())
+    written = tmp_path / "verl.jsonl"
+    written.write_text(json.dumps(verl_row(reward_model=json.dumps(reward))) + "\n")
+    (read,) = read_rows(written, Wanted(candidates=True, columns=True))
+    assert json.loads(json.loads(read.columns)["reward_model"]) == {"style": "rule", "ground_truth": "4"}
+    assert (read.reference, read.candidates) == ("4", ("2+2=4",))
+    written.write_text(json.dumps({"question": "2+2?", "answer": "4", "reward_model": "skywork-v2"}) + "\n")
+    (read,) = read_rows(written, Wanted(columns=True))
+    assert json.loads(read.columns)["reward_model"] == "skywork-v2"
 
 
 def test_a_map_s_texts_are_counted_before_they_are_unpacked(tmp_path: Path) -> None:
@@ -317,6 +325,19 @@ def test_a_final_line_after_four_signs_is_the_answer_and_no_other_is(
 def test_a_data_source_can_be_part_of_a_metric_s_name(tmp_path: Path, source: str, read: str) -> None:
     (row,) = read_rows(jsonl(tmp_path / "rows.jsonl", {"question": "1?", "answer": "1", "data_source": source}))
     assert row.data_source == read
+    assert metric_for(f"evaluation/{read}/avg")
+
+
+@pytest.mark.parametrize(
+    ("stem", "read"),
+    [("aime 2024 ", "aime 2024"), ("math\n", "math"), ("a\tb", "a b"), (" ", "data"), ("rows", "rows")],
+)
+def test_a_file_s_name_that_is_the_data_source_can_be_part_of_a_metric_s_name(
+    tmp_path: Path, stem: str, read: str
+) -> None:
+    path = jsonl(tmp_path / f"{stem}.jsonl", {"question": "1?", "answer": "1"})
+    assert [row.data_source for row in read_rows(path)] == [read]
+    assert [row.data_source for row in read_rows(path, Wanted(source=stem))] == [read]
     assert metric_for(f"evaluation/{read}/avg")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from rlep.config.schema import Config
 from rlep.core.draws import draw_uniform
 from rlep.core.errors import LearnerLost, UpdateError
+from rlep.core.progress import Advance
 from rlep.core.seeds import generator_for
 from rlep.core.types import (
     AddReport,
@@ -35,7 +36,6 @@ from rlep.core.types import (
 from rlep.data.prompts import PromptSet
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.context import Roles, Run, Step, Trainers
-from rlep.driver.ports import Advance
 from rlep.driver.replays import choose_method
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.run_directory import Facts, RunDirectory
@@ -342,7 +342,7 @@ class Scene:
         """A run with the wings that the config asks for; ``make`` instead of the config's step."""
         trained = replace(self.trainers, rollouts=rollouts(self.run, train))
         data = data_of(train, held_out, pool_digest)
-        make = make or choose_step(self.config, data.decode)
+        make = make or choose_step(self.config)
         return Training(self.run, trained, data, store, make, **hooks)
 
     async def train(

@@ -64,11 +64,11 @@ def prompt_set(count: int, *, prefix: str = "q") -> PromptSet:
     return PromptSet(prompts_of(count, prefix=prefix), PromptReport(count, count, 0, 0, 0, 0, (), 2))
 
 
-def answer_of(prompt: Prompt, number: int, *, length: int = 3, logprob: float = -0.25) -> Trajectory:
+def answer_of(prompt: Prompt, number: int, *, length: int = 3) -> Trajectory:
     """A correct stored answer: its first token is 500 + ``number``."""
     tokens = np.array([500 + number, *range(1, length)], dtype=np.int32)
     verdict = Verdict("correct", "2", "math", "1")
-    stored = np.full(length, logprob, dtype=np.float32)
+    stored = np.full(length, -0.25, dtype=np.float32)
     provenance = Provenance("old", 0, TOKENIZER, Sampling(max_tokens=MAX_TOKENS))
     return Trajectory(prompt.id, tokens, stored, "stop", verdict, provenance, 0.0, f"old/{number}")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rlep.core.episodes import Action, Observation, Suffix, ToolCall
 from rlep.core.types import Completion, FinishReason, Int32Array, Prompt, Reissued, Request, Sampling, Verdict
-from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart
+from rlep.driver.wings.episodes import EpisodeGenerators
 from tests.unit.driver.driver_values import prompts_of
 
 OPEN = Observation(("ok",))
@@ -122,7 +122,7 @@ class FakeEnvironments:
 
 
 PROMPT: Prompt = prompts_of(1)[0]
-ROWS = {prompt.id: EpisodeStart('{"answer": 2}', "") for prompt in prompts_of(4)}
+ROWS = {prompt.id: replace(prompt, columns='{"answer": 2}') for prompt in prompts_of(4)}
 
 
 def request_of(sample: int = 0, *, prompt: Prompt = PROMPT, label: str = "train/0") -> Request:
@@ -132,8 +132,8 @@ def request_of(sample: int = 0, *, prompt: Prompt = PROMPT, label: str = "train/
 
 def episodes_of(talker: Talker, environments: FakeEnvironments, *, turns: int = 5, text: str = "") -> EpisodeGenerators:
     """Episodes on fakes."""
-    rows = {name: EpisodeStart(row.columns, text) for name, row in ROWS.items()}
-    return EpisodeGenerators(talker, environments, FakeDialogue(), starts=rows, turns=turns)
+    rows = {name: replace(row, told=text) for name, row in ROWS.items()}
+    return EpisodeGenerators(talker, environments, FakeDialogue(), prompts=rows, turns=turns)
 
 
 async def play(

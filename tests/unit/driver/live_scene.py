@@ -62,7 +62,7 @@ class FakeLivePool:
 
     async def remove(self, prompt_id: str, content_ids: Sequence[str]) -> int:
         await self.world.event("remove", len(content_ids))
-        there = [self.stored[prompt_id].pop(one, None) is not None for one in content_ids]
+        there = [self.stored.get(prompt_id, {}).pop(one, None) is not None for one in content_ids]
         self.removed += sum(there)
         return sum(there)
 
@@ -138,7 +138,7 @@ async def trained(
     trainers = replace(scene.trainers, rollouts=rollouts(scene.run, train), pool=live)
     try:
         data = data_of(train, HELD_OUT)
-        make = choose_step(config, data.decode)
+        make = choose_step(config)
         await Training(scene.run, trainers, data, store, make, live=live, after=[live.learn]).run()
     finally:
         store.close()

@@ -110,7 +110,7 @@ async def train(directory: Path, scene: Scene, world: Devices | None) -> tuple[l
     run, trainers = (scene.run, scene.trainers) if world is None else time_shared(scene, world)
     try:
         data = data_of(TRAIN, HELD_OUT)
-        await Training(run, trainers, data, store, choose_step(scene.config, data.decode)).run()
+        await Training(run, trainers, data, store, choose_step(scene.config)).run()
     finally:
         store.close()
     return [batch_bytes(batch) for batch in scene.learner.batches], scene.learner.state

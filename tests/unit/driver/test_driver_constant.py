@@ -28,6 +28,32 @@ async def test_drop_constant_takes_groups_without_signal_out_of_the_token_count(
     assert values["group/informative"] == 0.25
 
 
+@pytest.mark.parametrize(
+    ("advantage", "correct", "informative"),
+    [  # of each group of six; 3 wrong ones cannot fill a subset of k = 4
+        ({"estimator": "pass@k", "k": 4}, [3, 3, 3, 3], 0.0),
+        ({"estimator": "pass@k", "k": 2}, [3, 3, 3, 6], 0.75),
+        ({"estimator": "batch", "scale": "batch"}, [6, 0, 6, 0], 1.0),
+        ({}, [6, 0, 3, 3], 0.5),
+    ],
+    ids=str,
+)
+async def test_a_group_is_informative_by_its_advantages(
+    advantage: dict[str, object], correct: list[int], informative: float
+) -> None:
+    advantage |= {"drop_constant": "k" in advantage}
+    scene = with_pool(advantage=advantage, rollout={"fresh": 6}, replay={"count": 0})
+    scene.verifiers.verdicts = {
+        prompt.id: ["correct" if sample < count else "wrong" for sample in range(6)]
+        for prompt, count in zip(PROMPTS, correct, strict=True)
+    }
+    outcome = await stepped(scene)
+    assert step_metrics(outcome)["group/informative"] == informative
+    if "k" in advantage:
+        trained = sum(int(batch.trained.sum()) for batch in scene.learner.batches)
+        assert trained == 6 * 4 * informative
+
+
 async def test_dropped_groups_that_are_counted_leave_the_papers_weights() -> None:
     scene = with_pool(advantage={"drop_constant": True, "count_constant": True}, replay={"count": 0})
     scene.verifiers.verdicts = {prompt.id: ["correct"] * 3 for prompt in PROMPTS}

@@ -98,7 +98,9 @@ async def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path: Path) -
         ("evaluation/aime/average", "unknown metric"),
         ("collection/correct", "unknown metric"),
         ("group/replays", "is a list of numbers"),
-        ("evaluation/amc/avg", "evaluated are aime, all"),
+        ("evaluation/amc/avg", "evaluated are aime"),
+        ("evaluation/all/avg", "evaluated are aime"),  # one source: no row for all
+        ("evaluation/aime/pass/3", r"of evaluation\.samples = 2 pass@k is known for k = 1, 2"),
     ],
 )
 async def test_a_best_that_no_step_could_have_is_refused(tmp_path: Path, metric: str, reason: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlep.core.errors import JudgeAway, LearnerLost
+from rlep.core.errors import DeadlineExceeded, JudgeAway, LearnerLost
 from rlep.core.types import Completion, Float32Array, Prompt, SequenceBatch, Verdict
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.sft import sft_step
@@ -202,6 +202,26 @@ class AwayFrom(FakeVerifiers):
         if asked(self._step)(self.world.happened):
             self.fail = JudgeAway("the server behind rewards:judged could not be reached for 300 s")
         return await super().grade(prompt, completions)
+
+
+async def test_an_error_of_the_rollout_loses_no_complete_step(tmp_path: Path) -> None:
+    class Stuck(FakeVerifiers):
+        async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
+            if asked(2)(self.world.happened):
+                raise DeadlineExceeded("rollout: 3 of 12 completions missing after 3600 s")
+            return await super().grade(prompt, completions)
+
+    scene = new_scene("plain")
+    scene.verifiers = Stuck(scene.world)
+    with pytest.raises(DeadlineExceeded, match="3 of 12 completions missing"):
+        await trained(tmp_path, scene, "plain")
+    assert saved_steps(tmp_path) == [2]  # checkpoints are every 3 steps
+    early = new_scene("plain")
+    early.verifiers = Stuck(early.world)
+    early.world.happened.append("sample 2")
+    with pytest.raises(DeadlineExceeded):
+        await trained(tmp_path / "early", early, "plain")
+    assert early.progress.notes == []  # nothing was made, so nothing is said of going on
 
 
 async def test_a_judge_that_is_away_ends_the_run_after_its_last_complete_step_and_the_run_goes_on_from_there(

@@ -57,6 +57,18 @@ async def test_what_a_run_computed_and_solved_is_counted(tmp_path: Path) -> None
     assert sum(metrics["prompts/lost"] for metrics in made) > 0
 
 
+async def test_the_pass_that_finds_high_entropies_is_scored_too(tmp_path: Path) -> None:
+    config = live_config(
+        run={"steps": 2}, replay={"count": 0, "source": "offline"}, loss={"high_entropy_fraction": 0.2}
+    )
+    config = config.with_values(update={"epochs": 3})
+    lived = await trained(tmp_path, config, {})
+    (*_, last), batches = read_lines(tmp_path / "metrics.jsonl"), lived.scene.learner.batches
+    tokens = sum(len(batch.tokens) for batch in batches) // 3  # each is updated on in three epochs
+    assert last["metrics"]["compute/scored_tokens"] == tokens * (1 + 3)
+    assert last["metrics"]["compute/trained_tokens"] == tokens * 3
+
+
 async def test_sequences_out_of_the_loss_are_generated_and_scored_but_not_trained(tmp_path: Path) -> None:
     config = live_config(run={"steps": 6}, replay={"source": "live", "minimum": 1}, advantage={"drop_constant": True})
     lived = await trained(tmp_path, config, {})

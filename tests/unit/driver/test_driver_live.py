@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, MixingError, PoolError
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Trajectory
-from rlep.driver.live_replay import FILE, LiveReplay
+from rlep.driver import checkpoint
+from rlep.driver.live_replay import FILE, MARK, LiveReplay
 from rlep.driver.step import mix_group
 from tests.unit.driver.driver_fakes import (
     Killed,
@@ -116,7 +119,7 @@ async def test_a_step_sees_the_newest_of_earlier_steps_and_stores_the_learners_l
             assert (np.asarray(member.logprobs) != -0.5).all()  # not those of the generator
     assert len(births) == len(TRAIN)
     assert lived.pool.removed > 0  # what left V was trimmed
-    # keep · every = 1 step: nothing lies in the pool that neither V nor the last checkpoint's step needs
+    # (keep + 1) · every = 2 steps: nothing lies in the pool that neither V nor the last two checkpoints need
     with np.load(tmp_path / "checkpoints" / f"step-{STEPS:06d}" / FILE) as file:
         known = {one for _, one in np.concatenate([file["visible_ids"], file["left_ids"]]).astype(str).tolist()}
     assert {one for members in stored.values() for one in members} == known
@@ -170,7 +173,7 @@ async def test_a_group_never_holds_a_response_and_its_own_copy(tmp_path: Path) -
     prompt, scene = TRAIN.prompts[0], scene_of(live_config())
     version = answer_of(prompt, 0).provenance
     fresh = [replace(answer_of(prompt, n), provenance=version, sample_id=f"s{n}") for n in range(3)]
-    own = [replace(answer_of(prompt, n), metadata={"birth": "0"}) for n in (1, 5)]
+    own = [replace(answer_of(prompt, n), birth=0) for n in (1, 5)]
     group = mix_group(scene.step(0), prompt, fresh, own)
     assert [member.content_id for member in group.replays] == [own[1].content_id]
 
@@ -199,6 +202,56 @@ async def test_the_live_pool_of_another_run_is_left_alone(tmp_path: Path) -> Non
     assert {one: sorted(members) for one, members in stored.items()} == before
 
 
+async def test_the_mark_of_a_run_names_the_pool_that_it_may_empty(tmp_path: Path) -> None:
+    stored: Stored = {}
+    await trained(tmp_path / "first", live_config(run={"name": "other"}), stored)
+    before = {one: sorted(members) for one, members in stored.items()}
+    with pytest.raises(Killed):  # in its first step, after the mark was written
+        await trained(tmp_path / "second", live_config(), {}, kill_at=3)
+    assert (tmp_path / "second" / MARK).exists()
+    with pytest.raises(PoolError, match="already holds responses of another run to 6 questions: choose another"):
+        await trained(tmp_path / "second", live_config(run={"name": "other"}), stored)
+    assert {one: sorted(members) for one, members in stored.items()} == before
+
+
+async def test_a_start_that_is_refused_leaves_the_mark(tmp_path: Path) -> None:
+    stored, more = dict[str, dict[str, Trajectory]](), {"steps": STEPS + 1}
+    await trained(tmp_path, live_config(), stored)
+    with pytest.raises(CheckpointError, match="the live pool lacks"):
+        await trained(tmp_path, live_config(run=more | {"name": "slip"}), {})
+    await trained(tmp_path, live_config(run=more), stored)
+
+
+@pytest.mark.parametrize("mark", ["", "{}", '{"replay": "live"}'])
+async def test_a_mark_of_before_it_named_a_pool_is_of_this_runs(tmp_path: Path, mark: str) -> None:
+    config, pool = live_config(), FakeLivePool(World())
+    pool.stored = {"p": {"c": answer_of(TRAIN.prompts[0], 1)}}
+    (tmp_path / MARK).write_text(mark)
+    await LiveReplay(config, pool, tmp_path).restore(None, accept=False)
+    assert pool.stored == {"p": {}}  # a lost future, before the first checkpoint
+
+
+async def test_a_run_goes_on_where_its_newest_checkpoint_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = live_config(run={"steps": 12}, replay={"per_question": 1}, checkpoint={"every": 2, "keep": 1})
+    commit = checkpoint._commit
+
+    def full(part: Path, final: Path, state: Mapping[str, object]) -> None:
+        if final.name == "step-000006":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        commit(part, final, state)
+
+    stored: Stored = {}
+    with monkeypatch.context() as context:
+        context.setattr(checkpoint, "_commit", full)
+        with pytest.raises(CheckpointError, match="No space left"):
+            await trained(tmp_path, config, stored)
+    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-000004"  # it is not tried again
+    await trained(tmp_path, config, stored)
+    assert (tmp_path / "checkpoints" / "step-000012").exists()
+
+
 async def test_a_torn_file_is_a_checkpoint_error(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"PK nothing")
     with pytest.raises(CheckpointError, match=r"live\.npz cannot be read"):
@@ -206,7 +259,10 @@ async def test_a_torn_file_is_a_checkpoint_error(tmp_path: Path) -> None:
 
 
 async def test_a_run_whose_replays_never_reach_the_loss_ends(tmp_path: Path) -> None:
-    rule, stored = {"source": "live", "minimum": 50, "idle_steps": 3}, dict[str, dict[str, Trajectory]]()
+    rule, stored = (
+        {"source": "live", "minimum": 50, "per_question": 50, "idle_steps": 3},
+        dict[str, dict[str, Trajectory]](),
+    )
     with pytest.raises(MixingError, match=r"replay\.count = 2, but no replay reached the loss in 3 steps"):
         await trained(tmp_path, live_config(replay=rule), stored)
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 2

@@ -18,7 +18,7 @@ from rlep.driver.live_replay import LiveReplay
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome
 from rlep.driver.train import AfterStep, Training
-from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeStart, EpisodeVerifiers
+from rlep.driver.wings.episodes import EpisodeGenerators, EpisodeVerifiers
 from rlep.launch.wings import choose_step, rollouts
 from rlep.metrics.catalogue import MetricValue
 from tests.unit.driver.driver_fakes import FakeGenerators, FakePool, Killed, Scene, World, data_of, scene_of
@@ -58,8 +58,8 @@ class PlayedScene(Scene):
     environments: FakeEnvironments = field(default_factory=FakeEnvironments)
 
     def __post_init__(self) -> None:
-        starts = {prompt.id: EpisodeStart("{}", "") for prompt in (*TRAIN.prompts, *HELD_OUT)}
-        self.played = EpisodeGenerators(self.generators, self.environments, Talk(), starts=starts, turns=4)
+        prompts = {prompt.id: replace(prompt, columns="{}") for prompt in (*TRAIN.prompts, *HELD_OUT)}
+        self.played = EpisodeGenerators(self.generators, self.environments, Talk(), prompts=prompts, turns=4)
 
     @property
     def run(self) -> Run:
@@ -99,7 +99,7 @@ async def trained(directory: Path, scene: PlayedScene, stored: Stored | None = N
     data = data_of(TRAIN, HELD_OUT)
     trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN), pool=live)
     try:
-        make = choose_step(config, data.decode)
+        make = choose_step(config)
 
         async def measure(_: StepOutcome, metrics: Mapping[str, MetricValue]) -> Mapping[str, MetricValue]:
             return scene.played.metrics()

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rlep.core.errors import MixingError
 from rlep.core.types import Completion, Request, Sampling, Trajectory
 from rlep.driver.live_replay import successes
 from rlep.driver.rollout import trajectory
@@ -17,7 +16,6 @@ from rlep.driver.run_state import tokens_computed
 from rlep.driver.sft import sft_step
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.wings.prefixed import prefixed_groups
 from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.metrics.logs import EventLog
 from tests.unit.driver.driver_fakes import FakeGenerators, FakePool, Scene, World, scene_of
@@ -143,13 +141,6 @@ async def test_the_files_of_a_step_show_who_wrote_a_token(tmp_path: Path) -> Non
         assert (row["text"], row["ends"]) == ("122", [1, 2, 3])  # parts of 1, 2 and 2 tokens, each decoded alone
         assert row["logprobs"] == pytest.approx([scored[0], 0, 0, *scored[1:]], abs=1e-3)
         assert [value == 0 for value in row["sampler_logprobs"]] == (~MASK).tolist()
-
-
-async def test_no_response_goes_on_from_the_beginning_of_an_episode() -> None:
-    config = config_of(replay={"method": "prefix", "options": {"share": 1.0}})
-    part = scene_of(config, pool=FakePool(World(), {one.id: [stored_of(0, at)] for at, one in enumerate(PROMPTS)}))
-    with pytest.raises(MixingError, match="is an episode of several turns: no response can go on from its beginning"):
-        await run_step(part.step(replays=1), PROMPTS, prefixed_groups(lambda tokens: ""))
 
 
 def test_a_completion_of_an_environment_is_stored_as_its() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.metrics.catalogue import metric_for
 from tests.unit.driver.driver_fakes import FakePool, World, filled_pool, scene_of
-from tests.unit.driver.driver_values import B, M, P, answer_of, prompts_of
+from tests.unit.driver.driver_values import B, M, P, answer_of, config_of, prompts_of
 
 PROMPTS = prompts_of(P)
 
@@ -55,6 +57,33 @@ async def test_an_empty_pool_leaves_the_weights_alone() -> None:
     assert scene.learner.updates == 0
     assert step_metrics(outcome)["update/skipped"] == 2
     assert "loss/sft" not in step_metrics(outcome)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule", "message"),
+    [
+        ({"template_digest": "other"}, {}, "template"),
+        ({"tokenizer_digest": "other"}, {}, "tokenizer"),
+        ({}, {"rollout": {"max_tokens": 2}}, r"has 3 tokens, and rollout\.max_tokens is 2"),
+        ({}, {"replay": {"count": 5, "require": True}}, "4 replays where 5 are required"),
+    ],
+    ids=["template", "tokenizer", "too long", "too few"],
+)
+async def test_what_a_group_refuses_is_not_imitated(
+    changed: dict[str, str], rule: dict[str, dict[str, object]], message: str
+) -> None:
+    stored = {
+        prompt.id: [
+            replace(answer, provenance=replace(answer.provenance, **changed))  # type: ignore[arg-type]
+            for answer in (answer_of(prompt, n) for n in range(4))
+        ]
+        for prompt in PROMPTS
+    }
+    scene = scene_of(config_of(**rule), pool=FakePool(World(), stored))
+    step = scene.step()
+    with pytest.raises(MixingError, match=message):
+        await sft_step(replace(step, run=replace(step.run, template_digest="ours")), PROMPTS)
+    assert scene.learner.updates == 0
 
 
 async def test_no_pool_is_named() -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from rlep.core.errors import MixingError, PoolError, StaleRolloutError, VerifierError
 from rlep.core.types import Prompt, UpdateCost, UpdateOutcome
-from rlep.driver.rollout import OnPolicyRollouts
-from rlep.driver.step import StepOutcome, mix_groups, run_step
+from rlep.driver.rollout import OnPolicyRollouts, deadline_of
+from rlep.driver.step import StepOutcome, mix_group, mix_groups, run_step
 from rlep.driver.step_metrics import step_metrics, update_metrics
+from tests.late_method import LATE
 from tests.unit.driver.driver_fakes import FakePool, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import MAX_TOKENS, B, G, M, P, answer_of, batch_bytes, config_of, prompts_of
 
@@ -132,6 +133,38 @@ async def test_require_refuses_a_short_pool() -> None:
     assert scene.world.count("update") == 0
 
 
+async def test_require_counts_what_was_drawn_not_what_is_left_without_copies_of_fresh_responses() -> None:
+    fresh = (await stepped(with_pool())).mini_batches[0].groups[0].fresh
+    copy = fresh[0]
+    correct = replace(copy, verdict=replace(copy.verdict, status="correct"), finish_reason="stop", birth=0)
+    step = scene_of(config_of(replay={"require": True}), pool=filled_pool(World(), PROMPTS)).step()
+    stored = answer_of(PROMPTS[0], 1)
+    step.asked = frozenset({PROMPTS[0].id})
+    group = mix_group(step, PROMPTS[0], fresh, [stored, correct])
+    assert group.replays == (stored,)
+    with pytest.raises(MixingError, match="0 replays where 1 are required"):
+        mix_group(step, PROMPTS[0], fresh, [correct])
+
+
+async def test_only_groups_that_replays_were_drawn_for_count_as_waiting_for_them() -> None:
+    scene = with_pool()
+    groups = [group for ready in (await stepped(scene)).mini_batches for group in ready.groups]
+    step = scene.step()
+    step.asked = frozenset({PROMPTS[1].id})  # as exgrpo chooses
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        mix_group(step, prompt, group.fresh, [])
+    assert step.accepting == 1
+
+
+def test_a_rollout_has_time_for_what_it_generates_and_for_the_rollouts_before_it() -> None:
+    config = config_of(rollout={"deadline_s": 100.0})
+    assert [deadline_of(config, responses) for responses in (1, P * G, 3 * P * G)] == [100, 100, 300]
+    ahead = config_of(
+        rollout={"deadline_s": 100.0, "max_staleness": 2}, loss={"correction": {"weight": "token", "cap": 2.0}}
+    )
+    assert [deadline_of(ahead, responses) for responses in (P * G, 3 * P * G)] == [300, 500]
+
+
 async def test_only_below_leaves_replays_out_where_fresh_answers_succeed() -> None:
     scene = with_pool(replay={"only_below": 0.5})
     scene.verifiers.verdicts = {
@@ -145,8 +178,9 @@ async def test_only_below_leaves_replays_out_where_fresh_answers_succeed() -> No
     assert step_metrics(outcome)["group/solved_by_replay"] == 0.25
 
 
-async def test_rescue_replays_where_no_fresh_answer_succeeds() -> None:
-    scene = with_pool(replay={"method": "rescue", "source": "offline", "per_question": 16, "count": 2})
+@pytest.mark.parametrize("rule", [{"method": LATE}, {"only_below": 1 / 3}], ids=["method", "share"])
+async def test_replays_join_where_no_fresh_response_is_correct(rule: dict[str, object]) -> None:
+    scene = with_pool(replay={"count": 2, **rule})
     scene.verifiers.verdicts = {PROMPTS[0].id: ["correct", "wrong", "wrong"], PROMPTS[2].id: ["wrong"] * 3}
     outcome = await stepped(scene)
     groups = [group for ready in outcome.mini_batches for group in ready.groups]

@@ -58,6 +58,7 @@ async def test_both_steps_have_the_same_result_to_the_bit_whatever_completes_fir
         assert outcomes[0].updates == outcomes[1].updates
         assert [update.skipped for update in outcomes[1].updates] == [""] * SETS
         assert metrics_of(outcomes[0]) == metrics_of(outcomes[1])
+        assert outcomes[0].step.visits == outcomes[1].step.visits
     assert trained_on(scene) == trained_on(expected)
     assert scene.learner.state == expected.learner.state != BASE
     assert scene.learner.rollouts == expected.learner.rollouts

@@ -14,6 +14,7 @@ from rlep.core.jsonl import read_lines
 from rlep.driver.replays import choose_method
 from rlep.methods.exgrpo import ExGrpo
 from rlep.methods.replay_method import METHODS, ReplayMethod, Visit, load_method
+from tests.late_method import LATE
 from tests.unit.driver.driver_fakes import Killed
 from tests.unit.driver.driver_values import config_of, untimed
 from tests.unit.driver.live_scene import TRAIN, Stored, batches, live_config, trained
@@ -77,6 +78,7 @@ def test_a_method_is_a_layer_of_its_own_keys_under_those_of_its_file(tmp_path: P
     assert (replay.shaping, replay.minimum) == (0.2, 3)
     back = load_config([BASE, own], ["replay.method=rlep"]).replay
     assert (back.group, back.old_logprobs, back.shaping, back.source) == ("add", "recompute", 0.0, "offline")
+    assert (back.count, back.minimum) == (2, 2)  # the base's, as no method is left that says otherwise
     stored = load_config([BASE, own]).model_dump(mode="json")
     assert parse_stored_config(stored, tmp_path / "config.json") == load_config([BASE, own])
 
@@ -138,11 +140,16 @@ def test_options_are_the_numbers_of_the_class() -> None:
     ("overrides", "message"),
     [
         (
-            ["replay.method=exgrpo", "replay.group=add", "rollout.max_staleness=1", TIS],
+            ["replay.method=exgrpo", "rollout.max_staleness=1", TIS, *RECOMPUTED],
             "later steps' prompts",
         ),
-        (["replay.method=rescue", "replay.group=replace"], "only after all G responses are generated"),
+        ([f"replay.method={LATE}", "replay.group=replace"], "only after all G responses are generated"),
         (["replay.method=exgrpo", "replay.source=offline", *RECOMPUTED], 'set replay.source to "live" or "both"'),
+        (["replay.method=exgrpo", "rollout.prompts=1", "update.prompts=1"], r"a share of 0\.5 of them is no prompt"),
+        (
+            ["replay.method=exgrpo", "replay.require=true", "replay.source=both"],
+            "which leaves prompts of a step without replays",
+        ),
         (["replay.method=exgrpo", "replay.options.ratio=1.5"], "ratio must be between 0 and 1"),
         (["replay.method=exgrpo", "replay.options.bucket_std=0"], "bucket_std above 0"),
         (["replay.method=exgrpo", "replay.options.start_accuracy=35"], "shares from 0 to 1"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlep.core.errors import ModelError
-from rlep.engines.families import FAMILIES, check_family
+from rlep.engines.families import FAMILIES, check_family, check_unquantised
 
 
 def described(directory: Path, **stated: Any) -> Path:
@@ -35,7 +35,7 @@ def test_the_families_of_the_table_are_taken(kind: str, tmp_path: Path) -> None:
             "is a mixtral model, and mixture-of-experts models are not",
         ),
         ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "mixture-of-experts models are not trained by rlep"),
-        ({}, "no readable model_type: KeyError"),
+        ({}, "config.json states no model_type"),
     ],
 )
 def test_anything_else_is_refused_by_name(stated: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -45,8 +45,23 @@ def test_anything_else_is_refused_by_name(stated: dict[str, Any], reason: str, t
 
 
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config.json: no readable model_type: FileNotFoundError"):
+    with pytest.raises(ModelError, match=r"no config\.json, so this is not a model directory"):
         check_family(tmp_path, 4096)
+
+
+@pytest.mark.parametrize("stated", [{}, {"quantization_config": None}, {"quantization_config": {}}])
+def test_a_config_that_states_no_quantisation_is_taken(stated: dict[str, Any], tmp_path: Path) -> None:
+    check_unquantised(described(tmp_path, **stated))
+
+
+@pytest.mark.parametrize("method", ["fp8", "gptq", "bitsandbytes", "compressed-tensors"])
+def test_a_quantised_model_is_refused_with_what_to_take(method: str, tmp_path: Path) -> None:
+    model = described(tmp_path, model_type="qwen3", quantization_config={"quant_method": method})
+    with pytest.raises(ModelError, match=f"^{tmp_path} is quantised .*: take the unquantised model$"):
+        check_unquantised(model)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read: AttributeError"):
+        check_unquantised(model)
 
 
 @pytest.mark.parametrize(

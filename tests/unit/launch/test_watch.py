@@ -135,6 +135,9 @@ def test_the_last_steps_replays_and_the_live_pool() -> None:
         "replays: 12 in the step, mean age 3.2 steps",
         "live replay: 120 responses, 40 questions with enough of them, 3 retired",
     ]
+    del replay["live/retired"]  # exgrpo alone retires questions
+    plain = last_step(RunStatus("name", ROLES, RunProgress(1, 2, (), {}, replay)))
+    assert plain[-1] == "live replay: 120 responses, 40 questions with enough of them"
     offline = RunProgress(1, 2, (), {}, {"replay/trajectories": 5})
     assert last_step(RunStatus("name", ROLES, offline)) == ["replays: 5 in the step"]
 

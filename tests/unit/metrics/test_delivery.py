@@ -32,7 +32,7 @@ class Failing:
             raise OSError("no route to host")
         self.steps.append(step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Refuse that too."""
         raise OSError("no route to host")
 
@@ -49,7 +49,7 @@ class Hanging:
         self.way.pass_through()
         self.steps.append(step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Nothing to do."""
 
 

@@ -43,7 +43,7 @@ class Recorder:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.lines.append((step, dict(metrics)))
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self.closed = True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -17,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlep.core.errors import ConfigError
 from rlep.metrics.delivery import Delivery
+from rlep.metrics.logs import MetricsLog
 from rlep.metrics.tracker_servers import check_answers
 from rlep.metrics.trackers import BATCH, PACKAGES, TensorBoardTracker, mlflow_name, open_trackers
 from tests.unit.actors.web_answers import served_by
@@ -29,11 +31,6 @@ def test_no_sinks_are_no_trackers(tmp_path: Path) -> None:
     assert open_trackers([], directory=tmp_path, project="p", name="n") == []
 
 
-def test_an_unknown_sink_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown comet; known: tensorboard, wandb, mlflow"):
-        open_trackers(["comet"], directory=tmp_path, project="p", name="n")
-
-
 @pytest.mark.parametrize("sink", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, sink: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, sink, None)  # how Python says: there is no such module
@@ -42,8 +39,33 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, sink: str, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_mlflow_takes_only_some_characters() -> None:
-    assert mlflow_name("evaluation/a(b) é/pass/4") == "evaluation/a_b_ _/pass/4"
+@pytest.mark.parametrize(
+    "name", ["evaluation/hendrycks math:5/pass/4", "compute/generated_tokens", "a-b/..c/.d", "x" * 250]
+)
+def test_a_name_that_mlflow_takes_stays_as_it_is(name: str) -> None:
+    assert mlflow_name(name) == name
+
+
+def test_names_that_mlflow_would_refuse_or_take_for_one_are_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # in place of a server
+    from mlflow import MlflowClient
+
+    sources = ["数学", "物理", "a+b", "a@b", "a_b", "./d/x", "../d/x", "/d/x", "d/x", "a//b", "a/b", "https://a.b/c"]
+    names = [f"evaluation/{source}/avg" for source in sources] + ["x" * 251, "x" * 252, "\udc80", "..", "/"]
+    (tracker,) = open_trackers(["mlflow"], directory=tmp_path, project="p", name="n")
+    tracker.log(0, {name: float(number) for number, name in enumerate(names)})
+    taken = MlflowClient().get_run((tmp_path / "mlflow.id").read_text()).data.metrics
+    assert taken == {mlflow_name(name): float(number) for number, name in enumerate(names)}
+    assert len(taken) == 17
+    shown = [mlflow_name(name) for name in names[:7]]
+    assert [name.rpartition("-")[0] for name in shown[:4]] == [
+        f"evaluation/{one}/avg" for one in ("__", "__", *2 * ["a_b"])
+    ]
+    assert shown[4] == "evaluation/a_b/avg"
+    assert all(re.fullmatch("evaluation/d/x/avg-[0-9a-f]{8}", name) for name in shown[5:])
 
 
 def test_mlflow_without_a_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +158,26 @@ def test_mlflow_continues_a_run_where_it_ended(tmp_path: Path, monkeypatch: pyte
         return run
 
     run = logged(0, 1)
-    assert logged(2) == run
-    for name in ("m_0_", f"m_{BATCH}_"):
+    assert logged(2, 1) == run  # back to the checkpoint after step 0
+    for name in (mlflow_name("m(0)"), mlflow_name(f"m({BATCH})")):
         history = MlflowClient().get_metric_history(run, name)
-        assert [(point.step, point.value) for point in history] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+        assert [(point.step, point.value) for point in history] == [(0, 0.0), (1, 1.0), (2, 2.0), (1, 1.0)]
     experiment = MlflowClient().get_experiment_by_name("p")
     assert experiment is not None
     assert [found.info.run_name for found in MlflowClient().search_runs([experiment.experiment_id])] == ["n"]
+
+
+@pytest.mark.parametrize(("failed", "status"), [(False, "FINISHED"), (True, "FAILED")])
+def test_mlflow_shows_whether_the_run_broke_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: bool, status: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    log = MetricsLog(tmp_path / "metrics.jsonl", open_trackers(["mlflow"], directory=tmp_path, project="p", name="n"))
+    log.close(failed=failed)
+    assert MlflowClient().get_run((tmp_path / "mlflow.id").read_text()).info.status == status
 
 
 def test_what_mlflow_refuses_is_counted_and_tells_no_password(
@@ -186,6 +221,34 @@ def test_wandb_continues_a_run_under_its_id(tmp_path: Path, monkeypatch: pytest.
         lambda: b"0.25" in files[0].read_bytes() and b"1.25" in files[1].read_bytes(), "both values in the files"
     )
     assert all(b"rollout/accuracy" in file.read_bytes() for file in files)
+
+
+def wandb_values(file: Path) -> list[tuple[float, float, float]]:
+    """What a small offline file has of each logged step: W&B's own number, the run's step and the accuracy."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, found = file.read_bytes(), 7, []  # behind the name of the format
+    while at + 7 + (length := int.from_bytes(data[at + 4 : at + 6], "little")) <= len(data):  # behind a checksum
+        items = Record.FromString(data[at + 7 : at + 7 + length]).history.item
+        if values := {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}:
+            found.append((values["_step"], values["step"], values["rollout/accuracy"]))
+        at += 7 + length
+    return found
+
+
+def test_wandb_gets_the_values_of_steps_that_are_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for start in (0, 5):  # the second opening is a resumed run, which goes back from step 7 to step 6
+        (tracker,) = open_trackers(["wandb"], directory=tmp_path, project="p", name="n")
+        for number, step in enumerate((0, 1, 2, 1, 2, 3)):
+            tracker.log(start + step, {"rollout/accuracy": start + number})
+        tracker.close()
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    wanted = [
+        [(start + number, start + step, start + number) for number, step in enumerate((0, 1, 2, 1, 2, 3))]
+        for start in (0, 5)
+    ]
+    wait_until(lambda: [wandb_values(file) for file in files] == wanted, f"{wanted} in the files")
 
 
 def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A plan's numbers, each worked out by hand."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,15 @@ ROOT = Path(__file__).parents[3]
 RLEP = ROOT / "configs" / "paper" / "rlep.toml"
 MATH_7B = MODELS["Qwen/Qwen2.5-Math-7B"]
 
+plan_of = partial(make_plan, gpu_bytes=80 * GIB)
+
 
 def report(questions: int) -> PromptReport:
     return PromptReport(questions, questions, 0, 0, 0, 0, (), 100)
 
 
 def test_the_rlep_preset_is_eight_updates_of_64_prompts_and_9216_sequences() -> None:
-    step = make_plan(load_config([RLEP]), Known()).step
+    step = plan_of(load_config([RLEP]), Known()).step
     assert (step.groups, step.updates, step.prompts_per_update) == (512, 8, 64)
     assert step.sequences == 9216  # 512 x (16 + 2)
     assert step.sequences_per_update == 1152  # 64 x 18
@@ -33,18 +36,18 @@ def test_the_rlep_preset_is_eight_updates_of_64_prompts_and_9216_sequences() -> 
 
 
 def test_known_prompts_give_steps_per_epoch_and_expected_tokens() -> None:
-    step = make_plan(load_config([RLEP]), Known(data=report(17_917), prompt_tokens=176.0)).step
+    step = plan_of(load_config([RLEP]), Known(data=report(17_917), prompt_tokens=176.0)).step
     assert step.steps_per_epoch == 34  # 34 x 512 = 17,408
     assert step.tokens_expected == 11_059_200  # 9216 x (176 + 1024)
 
 
 def test_a_step_of_more_prompts_than_there_are_is_refused_as_in_a_run() -> None:
     with pytest.raises(DataError, match="a step uses 512 prompts, the dataset has 511"):
-        make_plan(load_config([RLEP]), Known(data=report(511)))
+        plan_of(load_config([RLEP]), Known(data=report(511)))
 
 
 def test_dynamic_sampling_may_write_ten_times_the_answers() -> None:
-    step = make_plan(load_config([ROOT / "configs" / "paper" / "dapo.toml"]), Known()).step
+    step = plan_of(load_config([ROOT / "configs" / "paper" / "dapo.toml"]), Known()).step
     assert (step.updates, step.sequences) == (16, 8192)
     assert step.sampled_at_most == 81_920  # 512 x 16 x 10
 
@@ -52,13 +55,13 @@ def test_dynamic_sampling_may_write_ten_times_the_answers() -> None:
 def test_replay_share_with_a_full_pool_and_with_this_one() -> None:
     # 10 questions: 2 have nothing, 3 one answer (not eligible), 1 two, 4 five.
     pool = PoolCoverage("here", {0: 2, 1: 3, 2: 1, 5: 4})
-    replay = make_plan(load_config([RLEP]), Known(pool=pool)).replay
+    replay = plan_of(load_config([RLEP]), Known(pool=pool)).replay
     assert replay is not None
     assert replay.share_full == pytest.approx(2 / 18)
     assert (replay.questions, replay.eligible) == (10, 5)
     assert replay.per_group == pytest.approx(1.0)  # 5 questions give 2 each
     assert replay.share_expected == pytest.approx(1 / 17)
-    both = make_plan(
+    both = plan_of(
         load_config([RLEP, ROOT / "configs" / "replay" / "live.toml"], ["replay.source=both"]), Known(pool=pool)
     )
     assert both.replay is not None
@@ -70,7 +73,7 @@ def test_a_short_pool_gives_what_it_has() -> None:
 
 
 def test_no_replay_is_planned_in_phase_1() -> None:
-    assert make_plan(load_config([ROOT / "configs" / "paper" / "dapo-nodyn-bs64.toml"]), Known()).replay is None
+    assert plan_of(load_config([ROOT / "configs" / "paper" / "dapo-nodyn-bs64.toml"]), Known()).replay is None
 
 
 def test_coverage_is_read_from_what_a_collection_wrote(tmp_path: Path) -> None:
@@ -85,31 +88,31 @@ def test_coverage_is_read_from_what_a_collection_wrote(tmp_path: Path) -> None:
 def test_evaluations_at_both_ends_and_between() -> None:
     # steps 0, 10, 20 with 4 answers, step 25 with 16: (3 x 4 + 16) x 60 questions
     tree = {"run": {"steps": 25}, "evaluation": {"every": 10, "samples": 4, "final_samples": 16}}
-    plan = make_plan(parse_config(tree), Known(evaluation_questions=60)).evaluation
+    plan = plan_of(parse_config(tree), Known(evaluation_questions=60)).evaluation
     assert (plan.times, plan.samples) == (4, 1680)
 
 
 def test_evaluations_at_points_of_compute_and_at_both_ends() -> None:
     # 8 before the first step, twice 4 at the points, 16 after the last: 32 of each of 10 questions
     rule = {"compute": [1e3, 2e3], "samples": 4, "first_samples": 8, "final_samples": 16}
-    plan = make_plan(parse_config({"evaluation": rule}), Known(evaluation_questions=10)).evaluation
+    plan = plan_of(parse_config({"evaluation": rule}), Known(evaluation_questions=10)).evaluation
     assert (plan.times, plan.samples) == (4, 320)
 
 
 def test_an_evaluation_due_at_the_last_step_is_not_counted_twice() -> None:
     tree = {"run": {"steps": 20}, "evaluation": {"every": 10, "samples": 1}}
-    assert make_plan(parse_config(tree), Known(evaluation_questions=1)).evaluation.samples == 3  # 0, 10, 20
+    assert plan_of(parse_config(tree), Known(evaluation_questions=1)).evaluation.samples == 3  # 0, 10, 20
 
 
 @pytest.mark.parametrize(("questions", "times", "samples"), [(0, 0, 0), (None, 2, None)])
 def test_evaluation_without_questions(questions: int | None, times: int, samples: int | None) -> None:
     tree = {"evaluation": {"every": 0}}
-    plan = make_plan(parse_config(tree), Known(evaluation_questions=questions)).evaluation
+    plan = plan_of(parse_config(tree), Known(evaluation_questions=questions)).evaluation
     assert (plan.times, plan.samples) == (times, samples)
 
 
 def test_resources_are_asked_per_actor() -> None:
-    plan = make_plan(load_config([RLEP]), Known())
+    plan = plan_of(load_config([RLEP]), Known())
     assert [(role.role, role.actors, role.cpus, role.gpus) for role in plan.roles] == [
         ("generator", 4, 16, 4),
         ("verifier", 4, 8, 0),
@@ -121,10 +124,10 @@ COLOCATED = ["cluster.placement=colocated", "update.stream=false"]
 
 
 def test_devices_used_in_turns_are_counted_once() -> None:
-    plan = make_plan(load_config([RLEP], COLOCATED), Known())
+    plan = plan_of(load_config([RLEP], COLOCATED), Known())
     assert [(role.role, role.gpus) for role in plan.roles] == [("generator", 4), ("verifier", 0), ("learner", 4)]
     assert (plan.cpus, plan.gpus) == (24, 4)  # 16 of generators or learners, 8 of verifiers
-    apart = make_plan(load_config([RLEP]), Known())
+    apart = plan_of(load_config([RLEP]), Known())
     assert (apart.cpus, apart.gpus) == (40, 8)
 
 
@@ -139,7 +142,7 @@ def test_parameters_of_the_shipped_model_are_those_of_its_file() -> None:
 
 
 def test_memory_of_the_rlep_preset_s_generators() -> None:
-    memory = plan_memory(load_config([RLEP]), MATH_7B)
+    memory = plan_memory(load_config([RLEP]), MATH_7B, 80 * GIB)
     assert memory.kv_token == 57_344  # 2 x 28 x 4 x 128 x 2 bytes
     assert memory.kv_sequence == 234_881_024  # 224 MiB for 4096 tokens
     # 0.85 x 80 GiB = 73,014,444,032, less weights, 2 GiB of the process, and logits of 512 sequences 16 x 512 x 152064
@@ -150,12 +153,12 @@ def test_memory_of_the_rlep_preset_s_generators() -> None:
     )  # (36,507,222,016 - the same) / 224 MiB
     # With 32 sequences the feed-forward network needs more: 8192 x (3 x 18944 + 4 x 3584) x 2 = 1,166,016,512
     few = load_config([RLEP], ["generator.max_sequences=32"])
-    assert plan_memory(few, MATH_7B).kv_cache == 54_390_019_072 + 1_245_708_288 - 1_166_016_512
+    assert plan_memory(few, MATH_7B, 80 * GIB).kv_cache == 54_390_019_072 + 1_245_708_288 - 1_166_016_512
     assert memory.weight_update == 15_231_233_024
 
 
 def test_on_cpu_the_cache_is_what_the_config_says_and_values_are_float32() -> None:
-    memory = plan_memory(parse_config({"generator": {"kv_cache_gib": 2}}), MATH_7B)
+    memory = plan_memory(parse_config({"generator": {"kv_cache_gib": 2}}), MATH_7B, 80 * GIB)
     assert memory.kv_token == 114_688
     assert memory.kv_cache == 2 * GIB
     assert memory.kv_sequences == 4  # 2 GiB / 448 MiB
@@ -163,7 +166,7 @@ def test_on_cpu_the_cache_is_what_the_config_says_and_values_are_float32() -> No
 
 def test_a_model_that_leaves_no_room_for_the_cache_fits_no_sequence() -> None:
     config = parse_config({"generator": {"gpus": 1, "memory_utilization": 0.1}})
-    assert plan_memory(config, MATH_7B).kv_sequences == 0
+    assert plan_memory(config, MATH_7B, 80 * GIB).kv_sequences == 0
 
 
 @pytest.mark.parametrize(

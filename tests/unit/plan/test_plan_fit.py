@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from benchmarks.parts.hub_models import MODELS
 from rlep.config.settings import load_config, parse_config
 from rlep.plan.fit import Fit, lowering_settings, plan_fit
+from rlep.plan.host import plan_host
 from rlep.plan.learner import plan_learner
 from rlep.plan.memory import GIB
-from rlep.plan.model_shape import ModelShape
 from rlep.plan.run_plan import Known, make_plan
 from tests.unit.plan.test_plan import MATH_7B, RLEP, ROOT
 
@@ -23,8 +24,8 @@ QWEN = {
 }
 
 
-def fit(overrides: list[str], shape: ModelShape = MATH_7B, gib: float = 80) -> Fit:
-    return plan_fit(load_config([RLEP], overrides), shape, gpu_bytes=int(gib * GIB), host_bytes=None)
+def fit(overrides: list[str], gib: float = 80) -> Fit:
+    return plan_fit(load_config([RLEP], overrides), MATH_7B, gpu_bytes=int(gib * GIB), host_bytes=None)
 
 
 COLOCATED = ["cluster.placement=colocated"]
@@ -51,19 +52,25 @@ def test_the_presets_of_machines_fit_the_models_they_are_for(machine: str, gib: 
 
 def test_the_recipe_for_qwen3_takes_the_memory_that_its_readme_says() -> None:
     readme = (ROOT / "configs" / "qwen3" / "README.md").read_text()
-    rows = re.findall(r"^\| `Qwen/(\S+)` \| (\d+) GB \| (?:–|`(\S+)`) \| (\d+) GiB \|$", readme, re.M)
+    rows = re.findall(
+        r"^\| `Qwen/(\S+)` \| (\d+) GB \| (?:–|`(\S+)`) \| (\d+) GiB \| (\d+), (\d+) GiB \| (\d+) GB \|$", readme, re.M
+    )
     assert len(rows) == 6
-    for size, card, machine, learner in rows:
+    for size, card, machine, learner, host, shared, disk in rows:
         layers = [ROOT / "configs" / "qwen3" / "gsm8k.toml", *([ROOT / machine] if machine else [])]
         planned = plan_fit(load_config(layers), QWEN[size], gpu_bytes=int(card) * GIB, host_bytes=None)
         assert planned.fits, planned.reason
         assert round(planned.learner_bytes / GIB) == int(learner), (size, machine)
+        memory = plan_host(load_config(layers), QWEN[size])
+        assert math.ceil(memory.memory_bytes / GIB) == int(host), (size, machine)
+        assert math.ceil(memory.published_bytes / GIB) == int(shared), (size, machine)
+        assert round(memory.disk_bytes / 1e9) == int(disk), (size, machine)
 
 
 def test_the_eight_gpus_of_the_paper_s_preset_are_all_used_by_both_sides() -> None:
     config = load_config([RLEP, ROOT / "configs" / "machines" / "8x80gb.toml"])
     assert (config.generator.count, config.learner.ranks) == (8, 8)
-    plan = make_plan(config, Known(model=MATH_7B))
+    plan = make_plan(config, Known(model=MATH_7B), 80 * GIB)
     assert (plan.gpus, plan.fits) == (8, True)
     assert plan.learner is not None
     assert plan.learner.asleep_bytes == 11_423_424_768  # 12 bytes x parameters / 8 ranks

@@ -129,11 +129,21 @@ def test_a_mask_of_the_policys_tokens_alone_is_none() -> None:
         ([True, False], "has 3 tokens and says of 2"),
         ([True, True, False], "ends with a token that its environment wrote"),
         ([1, 0, 1], "not a one-dimensional array of bool"),
+        ([True, True], "has 3 tokens and says of 2"),  # all of them the policy's, as where there is no mask
+        ([[True, True, True]], "not a one-dimensional array of bool"),
+        ([1, 1, 1], "not a one-dimensional array of bool"),
     ],
 )
 def test_a_mask_that_does_not_fit_is_not_stored(mask: list[Any], reason: str) -> None:
     with pytest.raises(RecordRefused, match=reason):
         encode(replace(episode("PeP"), sampled=np.array(mask)))
+
+
+def test_an_empty_mask_or_one_that_is_no_array_is_not_stored() -> None:
+    with pytest.raises(RecordRefused, match="has 3 tokens and says of 0"):
+        encode(replace(episode("PeP"), sampled=np.array([], np.bool_)))
+    with pytest.raises(RecordRefused, match="not a one-dimensional array of bool"):
+        encode(replace(episode("PeP"), sampled=[True, False, True]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["1,1,2", "1,0,2", "01,1", "1,2,-", "1,1,1,", "3,,0,"])
@@ -287,6 +297,11 @@ def test_any_trajectory_comes_back_in_float32(tokens: list[int], metadata: dict[
         ({"metadata": {"a": "x" * 40000, "b": "y" * 40000}}, "at most 65536"),
         ({"metadata": {"a": 3}}, "int, not str"),
         ({"metadata": {"a": "\ud800"}}, "surrogate"),
+        ({"metadata": {"a": "1", 2: "x"}}, "not a mapping whose keys are texts"),
+        ({"metadata": None}, "not a mapping whose keys are texts"),
+        ({"created_at": None}, "wrong type: must be real number, not NoneType"),
+        ({"verdict": None}, "wrong type: 'NoneType' object has no attribute"),
+        ({"verdict": replace(EXAMPLE.verdict, score="1")}, "wrong type"),  # type: ignore[arg-type]
         ({"prompt_id": "a}b"}, "a}b"),
         ({"metadata": {"verdict.score": "1.0"}}, "'verdict.score' is kept for a verdict's score"),
         ({"metadata": {"prompt.template": "x"}}, "'prompt.template' is kept for .* a digest"),

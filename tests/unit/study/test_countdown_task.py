@@ -1,4 +1,4 @@
-"""The task of studies/countdown.toml: what its teacher writes, and that the base sees none of its questions."""
+"""The task of studies/countdown-*.toml: what its teacher writes, and that the base sees none of its questions."""
 
 from __future__ import annotations
 

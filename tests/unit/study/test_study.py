@@ -116,6 +116,30 @@ def test_what_is_there_before_an_arm_is_shared_and_not_charged(tmp_path: Path) -
         read_arm(first, 2000)
 
 
+def test_an_arm_that_is_not_charged_for_the_phases_of_another_has_figures_of_its_own(tmp_path: Path) -> None:
+    """Of 2000, phase 1 takes 2 steps of 500 and the collection 300, which only the first arm pays for."""
+    file = study_file(tmp_path)
+    text = file.read_text()
+    given = text[text.index('[[arm]]\nname = "rlep"') : text.index('[[arm]]\nname = "live"')].replace("rlep", "given")
+    for line in ('name = "phase 1"\n', 'model = "phase 1"\n'):
+        given = given.replace(line, line + "seeds = [2, 1]\n")  # 1 mod 2 and 2 mod 2: those of the arms
+    file.write_text(f"{text}\n{given}")
+    run = MadeUp()
+    found = conducted(file, run)
+    assert [point.compute for point in found.runs["rlep", 1].points] == [0, 1000, 1300, 2300, 3300]
+    assert [point.compute for point in found.runs["given", 1].points] == [0, 1000, 2000]
+    assert sorted(limit for limit in run.limits if limit < 2000) == [700, 700]
+    assert len(run.ran) == 2 + 2 * 7  # phase 1 and the collection of both arms once
+
+
+def test_kept_figures_of_a_published_study_with_donors_are_found() -> None:
+    study = read_study(ROOT / "studies" / "countdown-4-pool.toml")
+    (arm,) = (arm for arm in study.arm if arm.name == "rlep")
+    base = ROOT / "rlep" / "quickstart" / "base.toml"
+    *_, last = phases_of(study.study, arm.with_tuned(arm.candidates[0]), 51, [base], ())
+    assert last.directory.name == "train-2c263cd48f2e-51"
+
+
 @pytest.mark.parametrize("after", [1, 7])
 def test_stopped_and_continued_it_is_the_same_study(tmp_path: Path, after: int) -> None:
     whole = write_report(conducted(study_file(tmp_path / "whole"), MadeUp()))
@@ -239,6 +263,37 @@ def test_a_study_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
     assert run.ran == []
 
 
+def test_a_study_goes_on_from_another_working_directory_and_with_its_files_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conducted(study_file(tmp_path), MadeUp())
+    run, elsewhere = MadeUp(), tmp_path / "elsewhere"
+    monkeypatch.chdir(tmp_path)
+    conducted(Path("study.toml"), run)  # its base is base.toml
+    elsewhere.mkdir()
+    for name in ("study.toml", "base.toml"):
+        (tmp_path / name).rename(elsewhere / name)
+    conducted(Path("elsewhere/study.toml"), run)
+    assert run.ran == []
+    changed(elsewhere / "base.toml", "fresh = 4", "fresh = 8")
+    with pytest.raises(ConfigError, match=r"another study: content of base\.0"):
+        conducted(Path("elsewhere/study.toml"), run)
+
+
+@pytest.mark.parametrize("content", ["", '{"study": {"na', "[]", "{}", '{"study": 3}', "\udc80"])
+def test_a_plan_that_cannot_be_read_is_one_sentence_with_the_way_out(tmp_path: Path, content: str) -> None:
+    file, run = study_file(tmp_path), MadeUp()
+    conducted(file, MadeUp())
+    plan = tmp_path / "study" / "plan.json"
+    whole = plan.read_bytes()
+    plan.write_text(content, errors="surrogateescape")
+    with pytest.raises(ConfigError, match=rf"^{plan} does not say what study this is: .*; delete it if "):
+        conducted(file, run)
+    plan.unlink()
+    conducted(file, run)
+    assert (run.ran, plan.read_bytes()) == ([], whole)
+
+
 def test_a_changed_base_is_refused(tmp_path: Path) -> None:
     file = study_file(tmp_path)
     conducted(file, MadeUp())
@@ -302,6 +357,21 @@ def test_a_report_without_a_result_says_why_and_is_an_error(tmp_path: Path) -> N
     assert "note: none, seed 1: failed at train: " in done.output
     assert ": not run yet" in done.output
     assert f"no arm of {file} is complete in {tmp_path / 'study'}: rlep study run {file} runs them" in done.output
+
+
+def test_a_kept_report_outlives_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = study_file(tmp_path)
+    kept = write_report(conducted(file, MadeUp())).with_name("study.json")
+    before = kept.read_bytes(), kept.with_name("study.html").read_bytes()
+    shutil.rmtree(tmp_path / "study" / "phases")
+    done = CliRunner().invoke(app, ["study", "report", str(file)])
+    assert (done.exit_code, "report: " in done.output) == (1, False)
+    monkeypatch.setattr("rlep.cli.study.ending_signals", lambda: ())
+    monkeypatch.setattr("rlep.study.study_runner.Commands", lambda *_: MadeUp(fail="train"))
+    done = CliRunner().invoke(app, ["study", "run", str(file)])
+    assert done.exit_code == 1
+    assert "8 of 8 arms under seeds have no result: none, seed 1: exit code 1: out of luck" in done.output
+    assert (kept.read_bytes(), kept.with_name("study.html").read_bytes()) == before
 
 
 def test_a_study_of_one_seed_says_that_it_has_no_interval(tmp_path: Path) -> None:

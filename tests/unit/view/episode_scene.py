@@ -35,14 +35,14 @@ def ends_of(parts: Sequence[str]) -> list[int]:
     return list(accumulate(map(len, parts)))
 
 
-def give_turns(run: Path, group: int, episodes: Sequence[Sequence[str]], *, tokens: int = 3) -> None:
-    """Make episodes of a group of step 1, each part of so many tokens, and of all samples of the evaluation at step 2."""
+def give_turns(run: Path, group: int, episodes: Sequence[Sequence[str]]) -> None:
+    """Make episodes of a group of step 1, each part of three tokens, and of all samples of the evaluation at step 2."""
 
     def told(row: Mapping[str, object]) -> dict[str, object]:
         if row["group"] != group:
             return {"sampled": None, "ends": None}
         parts = episodes[int(str(row["member"])) % len(episodes)]
-        mask = [at % 2 == 0 for at in range(len(parts)) for _ in range(tokens)]
+        mask = [at % 2 == 0 for at in range(len(parts)) for _ in range(3)]
         values = {"token_ids": list(range(len(mask))), "logprobs": [np.float16(-one / 2) for one in mask]}
         return values | {"text": "".join(parts), "sampled": mask, "ends": ends_of(parts)}
 

@@ -12,6 +12,8 @@ from rlep.view.record import load_runs
 from rlep.view.summary import Summary, summary_of
 
 Curve = Sequence[tuple[int, float]]
+STEPS = 20
+"""Of a whole run."""
 
 
 class Clock:
@@ -35,10 +37,8 @@ def write_run(
     *,
     replays: int = 0,
     replay_source: str = "offline",
-    steps: int = 20,
-    done: int = 20,
+    done: int = STEPS,
     command: str = "train",
-    final_samples: int = 4,
     source: str = "held-out",
     seconds: float = 2.0,
     width: float = 0.1,
@@ -46,7 +46,7 @@ def write_run(
     """A run of ``done`` steps of ``seconds`` each, evaluated at the points of ``curve`` ± ``width``."""
     directory.mkdir(parents=True)
     config = {
-        "run": {"name": directory.name, "steps": steps},
+        "run": {"name": directory.name, "steps": STEPS},
         "rollout": {"fresh": 3},
         "replay": {"count": replays, "source": replay_source, "minimum": 2},
     }
@@ -62,13 +62,12 @@ def write_run(
         for step in range(done + 1):
             for at, avg in curve:
                 if at == step:
-                    samples = final_samples if step == steps else 4
-                    evaluations.log(step, [evaluation(avg, samples, source, width)], wall_s=metrics.wall_s)
+                    evaluations.log(step, [evaluation(avg, 4, source, width)], wall_s=metrics.wall_s)
             if step < done:
                 clock.now += seconds
                 metrics.log(step, step_metrics(seconds, replays))
-        if done == steps:
-            events.log("run_finished", steps)
+        if done == STEPS:
+            events.log("run_finished", done)
     return directory
 
 

@@ -1,25 +1,47 @@
-"""The append-only file of an embedded Redis: where a kill cut it, and where it is damaged."""
+"""The append-only files of an embedded Redis: which there are, their commands, where a kill cut one, where one is damaged."""
 
 from __future__ import annotations
 
 import logging
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 _log = logging.getLogger(__name__)
 _BLOCK = 2**20  # bytes read at a time from the end of a file
 _MULTI, _EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
+_PART = re.compile(r"appendonly\.aof\.([0-9]+)\.(base|incr)\.aof")
+_WORDS, _LENGTH = re.compile(rb"\*([1-9][0-9]{0,8})\r\n"), re.compile(rb"\$(0|[1-9][0-9]{0,9})\r\n")
+_BEGINNING = re.compile(rb"[*$]?[0-9]{0,10}\r?")
+_LONGEST_HEAD = 16
+
+
+class Command(NamedTuple):
+    """A whole command of an append-only file."""
+
+    start: int
+    """Its first byte."""
+    name: bytes
+    """In capitals."""
+    arguments: list[tuple[int, int]]
+    """Bounds of each in the file."""
+    broken: bool
+    """A word has no line break after it: Redis does not look, but writes one."""
 
 
 class DamagedError(ValueError):
-    """The bytes from ``at`` on are not a command."""
+    """The bytes from ``at`` on are no command of Redis': a server refuses the file there."""
 
     def __init__(self, at: int) -> None:
         super().__init__(f"no command at byte {at}")
         self.at = at
+
+
+class ReadOtherwiseError(DamagedError):
+    """Bytes that Redis never writes, and reads otherwise than one expects: ``*+3 x`` as ``*3``, a line with ``#`` not at all."""
 
 
 def cut_unfinished(directory: Path) -> None:
@@ -32,9 +54,10 @@ def cut_unfinished(directory: Path) -> None:
     to that transaction at the next start: half of the old one is applied with them, or they are dropped with it
     (fixed in Valkey by github.com/valkey-io/valkey/pull/4342).
     """
-    path = append_only_files(directory)[-1]
-    if not path.exists() or not path.stat().st_size:
+    files = append_only_files(directory)
+    if not files or not files[-1].stat().st_size:
         return
+    path = files[-1]
     with path.open("r+b") as file:
         cut_zeros(file, path.name)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -46,10 +69,12 @@ def cut_unfinished(directory: Path) -> None:
 
 
 def append_only_files(directory: Path) -> list[Path]:
-    """The files in the order in which they are loaded; the last one is written to. Redis 7 and newer have several."""
-    parts = (directory / "appendonlydir").glob("appendonly.aof.*.aof")
-    files = sorted(parts, key=lambda part: (".incr." in part.name, int(part.name.split(".")[2])))
-    return files or [directory / "appendonly.aof"]
+    """The files that are there, in the order in which they are loaded; the last is written to. Redis 7 and newer have parts."""
+    folder = directory / "appendonlydir"
+    named = [(part, _PART.fullmatch(part.name)) for part in (folder.iterdir() if folder.exists() else ())]
+    parts = [(found[2] == "incr", int(found[1]), part) for part, found in named if found]
+    first = directory / "appendonly.aof"
+    return [first] * first.exists() + [part for *_, part in sorted(parts)]
 
 
 def cut_zeros(file: BinaryIO, name: str) -> None:
@@ -70,11 +95,12 @@ def cut_zeros(file: BinaryIO, name: str) -> None:
 def damage(directory: Path) -> tuple[Path, int] | None:
     """The first append-only file with bytes that are no command, and where they begin; None where there is none."""
     for path in append_only_files(directory):
-        if path.exists() and path.stat().st_size:
+        if path.stat().st_size:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 try:
-                    for _ in commands(content):
-                        pass
+                    for command in commands(content):
+                        if command.broken:
+                            return path, command.start
                 except DamagedError as error:
                     return path, error.at
                 except EOFError:
@@ -86,11 +112,13 @@ def unfinished(content: mmap.mmap | bytes) -> int | None:
     """Where the transaction begins whose end is missing; None where there is none, or the content is no list of commands."""
     begun = None
     try:
-        for start, name in commands(content):
-            if name == b"EXEC":
+        for command in commands(content):
+            if command.broken:
+                return None
+            if command.name == b"EXEC":
                 begun = None
-            elif name == b"MULTI" and begun is None:
-                begun = start
+            elif command.name == b"MULTI" and begun is None:
+                begun = command.start
     except EOFError:
         return begun
     except DamagedError:
@@ -98,32 +126,34 @@ def unfinished(content: mmap.mmap | bytes) -> int | None:
     return begun
 
 
-def commands(content: mmap.mmap | bytes) -> Iterator[tuple[int, bytes]]:
-    """Position and name of each command. Raises ``EOFError`` at one that is cut, ``DamagedError`` at what is none."""
-    at = 0
-    while at < len(content):
-        start, name = at, b""
-        try:
-            parts, at = number(content, at, b"*")
-            for part in range(parts):
-                length, at = number(content, at, b"$")
-                name = name if part else content[at : at + length]
-                at += length + 2
-                if content[at - 2 : at] not in (b"\r\n", b"\r", b""):
-                    raise ValueError(name)
-        except ValueError:
-            raise DamagedError(start) from None
-        if at > len(content):
+def commands(content: mmap.mmap | bytes) -> Iterator[Command]:
+    """Every whole command, in order.
+
+    Raises ``EOFError`` at one that is cut, ``DamagedError`` where a server refuses the file, ``ReadOtherwiseError`` where it
+    would read what Redis does not write.
+    """
+    at, end = 0, len(content)
+    while at < end:
+        start, words, broken = at, list[tuple[int, int]](), False
+        if content[at] not in b"*#":
+            raise DamagedError(start)
+        count, at = _number(content, at, start, _WORDS)
+        while len(words) < count and at < end:
+            if content[at] != ord("$"):
+                raise DamagedError(start)
+            length, at = _number(content, at, start, _LENGTH)
+            words.append((at, at + length))
+            at += length + 2  # a server does not look at these two bytes
+            broken |= at <= end and content[at - 2 : at] != b"\r\n"
+        if len(words) < count or at > end:
             raise EOFError
-        yield start, name
+        yield Command(start, content[slice(*words[0])].upper(), words[1:], broken)
 
 
-def number(content: mmap.mmap | bytes, at: int, sign: bytes) -> tuple[int, int]:
-    """The number in the line that begins here with the sign, and where the next line begins."""
-    line = content[at : at + 32]
-    digits, ended, _ = line[1:].partition(b"\r\n")
-    if line[:1] not in (sign, b"") or (ended and not digits.isdigit()) or (len(line) == 32 and not ended):
-        raise ValueError(line)
-    if not ended:
+def _number(content: mmap.mmap | bytes, at: int, start: int, pattern: re.Pattern[bytes]) -> tuple[int, int]:
+    """The number that begins here, and where what it counts begins."""
+    if found := pattern.match(content, at):
+        return int(found[1]), found.end()
+    if len(content) - at < _LONGEST_HEAD and _BEGINNING.fullmatch(content[at:]):
         raise EOFError
-    return int(digits), at + 1 + len(digits) + 2
+    raise ReadOtherwiseError(start)

@@ -28,7 +28,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
-from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RlepError
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.files import write_whole
 from rlep.core.paths import read_own
 from rlep.services.pool.embedded.append_only import cut_unfinished, damage
@@ -58,7 +58,7 @@ appendonly yes
 appendfsync everysec
 aof-use-rdb-preamble no
 aof-load-truncated yes
-maxmemory {maxmemory}
+maxmemory 0
 maxmemory-policy noeviction
 rename-command MODULE ""
 rename-command DEBUG ""
@@ -139,7 +139,6 @@ class EmbeddedRedis:
         binary: Path | None = None,
         *,
         deadline: float = 60.0,
-        maxmemory: int = 0,
         beside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Name the directory; nothing is started.
@@ -148,12 +147,11 @@ class EmbeddedRedis:
             directory: made where there is none.
             binary: of the server; None: see ``find_binary``.
             deadline: seconds for a start or a stop; while a server says that it is loading (about 1 s per GB), a start waits on.
-            maxmemory: bytes, 0 all.
             beside: entered by the owner when its server responds, left before the server is stopped.
         """
         self.directory = directory.absolute()
         self.deadline = deadline
-        self._configured, self._maxmemory, self._beside = binary, maxmemory, beside
+        self._configured, self._beside = binary, beside
         self._owning: threading.Thread | None = None
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
@@ -225,7 +223,7 @@ class EmbeddedRedis:
                     return
             self._owns = True
             self._own(served)
-        except (RlepError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the thread ends with it: who waits for the server is told
             self._failure = error
             _log.error("the pool in %s is not served from here: %s", self.directory, error)  # where nobody waits for it
         finally:
@@ -301,7 +299,7 @@ class EmbeddedRedis:
         """The password once, the settings at every start, each readable by this user only."""
         if not self.password_file.exists():
             write_whole(self.password_file, secrets.token_hex(32), private=True)
-        settings = _SETTINGS.format(password=self._password(), maxmemory=self._maxmemory)
+        settings = _SETTINGS.format(password=self._password())
         write_whole(self.directory / "redis.conf", settings, private=True)
 
     def _answers(self) -> bool:

@@ -12,11 +12,11 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from rlep.core.errors import ConfigError, PoolError
 from rlep.core.paths import check_own
+from rlep.services.pool.embedded.append_only import DamagedError, ReadOtherwiseError, append_only_files, commands
 
 COMMANDS = frozenset(
     b"DEL EXEC HDEL HINCRBY HMSET HSET HSETNX LTRIM MULTI PEXPIRE PEXPIREAT RPUSH SADD SELECT SET SREM UNLINK".split()
@@ -26,10 +26,6 @@ HARMLESS = (
     "if it is yours, the rlep that wrote it exports it (rlep pool export), and an export can be imported anywhere"
 )
 
-_PARTS, _LENGTH = re.compile(rb"\*([1-9][0-9]{0,8})\r\n"), re.compile(rb"\$(0|[1-9][0-9]{0,9})\r\n")
-_BEGINNING = re.compile(rb"[*$]?[0-9]{0,10}\r?")
-_LONGEST_HEAD = 16
-_FILE = re.compile(r"appendonly\.aof(\.[0-9]+\.(base|incr)\.aof)?")
 _LISTED = re.compile(
     r"file appendonly\.aof\.[0-9]+\.(base|incr)\.aof seq [0-9]+ type [bhi]( startoffset [0-9]+)?( endoffset [0-9]+)?"
 )
@@ -65,68 +61,38 @@ def check_append_only(directory: Path) -> None:
 
     Nobody may serve the directory meanwhile. Raises ``PoolError`` naming file and command.
     """
-    for path in _append_only_files(directory):
+    _check_manifest(directory / "appendonlydir" / "appendonly.aof.manifest")
+    for path in append_only_files(directory):
         if not path.stat().st_size:
             continue
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
             if content[:1] not in (b"*", b"\0"):
                 raise PoolError(f"{path} does not begin with a command, as rlep's do: it is not loaded; {HARMLESS}")
-            for name, arguments in _commands(path, content):
-                if name == b"SCRIPT":
-                    _blank(content, arguments)
-                elif name not in COMMANDS:
-                    shown = name.decode("ascii", "replace")
-                    raise PoolError(
-                        f"{path} holds the command {shown!r:.40}, which no pool writes: it is not loaded; {HARMLESS}"
-                    )
+            try:
+                for _, name, arguments, _ in commands(content):
+                    if name == b"SCRIPT":
+                        _blank(content, arguments)
+                    elif name not in COMMANDS:
+                        shown = name.decode("ascii", "replace")
+                        raise PoolError(
+                            f"{path} holds the command {shown!r:.40}, which no pool writes: it is not loaded; {HARMLESS}"
+                        )
+            except ReadOtherwiseError as error:
+                raise PoolError(
+                    f"{path} is not written as Redis does, at byte {error.at}: it is not loaded; {HARMLESS}"
+                ) from None
+            except (DamagedError, EOFError):
+                continue  # a server ends there as well, or the end is repaired
 
 
-def _append_only_files(directory: Path) -> Iterator[Path]:
-    if (directory / "appendonly.aof").exists():
-        yield directory / "appendonly.aof"
-    parts = directory / "appendonlydir"  # of Redis 7 and newer
-    for path in sorted(parts.iterdir()) if parts.exists() else ():
-        if path.name == "appendonly.aof.manifest":
-            if path.stat().st_size > _LARGEST_MANIFEST:
-                raise PoolError(f"{path} has {path.stat().st_size} bytes; at most {_LARGEST_MANIFEST}")
-            for line in path.read_bytes().decode("ascii", "replace").splitlines():
-                if not _LISTED.fullmatch(line):
-                    raise PoolError(f"{path} lists {line!r:.80}, which rlep's do not: it is not loaded; {HARMLESS}")
-        elif _FILE.fullmatch(path.name):
-            yield path
-
-
-def _commands(path: Path, content: mmap.mmap) -> Iterator[tuple[bytes, list[tuple[int, int]]]]:
-    """Name, in capitals, and the bounds of each argument of every whole command.
-
-    Ends where a server ends, at a byte that begins no command or in a command that is cut: it refuses the file there, or
-    the end is repaired. What a server would read in another way is refused (``PoolError``): it takes ``*+3 x`` for ``*3``,
-    and skips lines that begin with ``#``.
-    """
-    at, end = 0, len(content)
-    while at < end and content[at] in b"*#":
-        parts, at = _number(path, content, at, _PARTS)
-        words: list[tuple[int, int]] = []
-        while len(words) < parts and at < end and content[at] == ord("$"):
-            length, at = _number(path, content, at, _LENGTH)
-            words.append((at, at + length))
-            at += length + 2  # a server does not look at these two bytes
-        if len(words) < parts or at > end:
-            return
-        yield content[slice(*words[0])].upper(), words[1:]
-
-
-def _number(path: Path, content: mmap.mmap, at: int, pattern: re.Pattern[bytes]) -> tuple[int, int]:
-    """The number that begins here, and where it ends; beyond the end of the file where that cuts it."""
-    if found := pattern.match(content, at):
-        return int(found[1]), found.end()
-    if _BEGINNING.fullmatch(content[at:]) if len(content) - at < _LONGEST_HEAD else None:
-        return 1, len(content) + 1
-    raise _unlike(path, at)
-
-
-def _unlike(path: Path, at: int) -> PoolError:
-    return PoolError(f"{path} is not written as Redis does, at byte {at}: it is not loaded; {HARMLESS}")
+def _check_manifest(path: Path) -> None:
+    if not path.exists():
+        return
+    if path.stat().st_size > _LARGEST_MANIFEST:
+        raise PoolError(f"{path} has {path.stat().st_size} bytes; at most {_LARGEST_MANIFEST}")
+    for line in path.read_bytes().decode("ascii", "replace").splitlines():
+        if not _LISTED.fullmatch(line):
+            raise PoolError(f"{path} lists {line!r:.80}, which rlep's do not: it is not loaded; {HARMLESS}")
 
 
 def _blank(content: mmap.mmap, arguments: list[tuple[int, int]]) -> None:

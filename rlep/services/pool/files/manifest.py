@@ -68,6 +68,11 @@ class Manifest:
         """In all shards, quarantined ones included."""
         return sum(shard.records for shard in self.shards)
 
+    @property
+    def quarantined(self) -> int:
+        """In all shards."""
+        return sum(shard.quarantined for shard in self.shards)
+
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write a manifest, which appears as a whole or not at all."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, groupby
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlep.core.errors import DataError, PoolError, RecordRefused
 from rlep.core.files import sha256_of
+from rlep.core.progress import Advance
 from rlep.services.pool.files.export_rows import ExportRow, line_from, line_of
 from rlep.services.pool.files.imported import Imported
 from rlep.services.pool.files.manifest import (
@@ -40,8 +41,6 @@ UNFINISHED = ".unfinished"
 
 _BATCH = 512
 _BATCH_TOKENS = 1 << 22
-Advance = Callable[[int], None]
-"""Told how many more records are done."""
 
 
 def export_records(pool: PoolClient, directory: Path, *, advance: Advance = lambda _: None) -> Manifest:

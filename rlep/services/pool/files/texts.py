@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rlep.core.errors import PoolError, RecordRefused
+from rlep.core.progress import Advance
 from rlep.core.types import (
     NOT_ASKED,
     QUARANTINED,
@@ -88,7 +89,7 @@ def import_texts(
     *,
     max_tokens: int,
     source: str,
-    advance: Callable[[int], None] = lambda _: None,
+    advance: Advance = lambda _: None,
 ) -> Imported:
     """Tokenise and grade responses, and store those that are correct, marked as re-tokenised and from ``source``.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlep.core.errors import RecordRefused
+from rlep.core.progress import Advance
 from rlep.core.types import beyond_vocabulary
 from rlep.services.pool.storage.scan import Held, trajectory_of
 
@@ -32,7 +32,7 @@ class Checked:
 
 
 def check_records(
-    pool: PoolClient, *, repair: bool, vocabulary: int | None = None, advance: Callable[[int], None] = lambda _: None
+    pool: PoolClient, *, repair: bool, vocabulary: int | None = None, advance: Advance = lambda _: None
 ) -> Checked:
     """Decode every record, quarantined ones too, checksum and content id included; ``repair`` removes damaged ones.
 

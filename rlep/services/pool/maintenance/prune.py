@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rlep.core.errors import ConfigError
+from rlep.core.progress import Advance
 from rlep.services.pool.storage.scan import Held, trajectory_of
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ class Pruned:
     """Questions left without a response."""
 
 
-def prune(
-    pool: PoolClient, criteria: Criteria, *, dry_run: bool, advance: Callable[[int], None] = lambda _: None
-) -> Pruned:
+def prune(pool: PoolClient, criteria: Criteria, *, dry_run: bool, advance: Advance = lambda _: None) -> Pruned:
     """Remove what meets the criteria, question by question. May be repeated."""
     result = Pruned()
     for prompt_id, group in groupby(pool.records(), key=lambda held: held.prompt_id):

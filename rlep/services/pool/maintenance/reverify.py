@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlep.core.errors import PoolError
+from rlep.core.progress import Advance
 from rlep.core.types import NOT_ASKED, UNDECIDED, Asked, Trajectory, Verdict
 from rlep.services.pool.files.texts import GradePairs, Texts
 from rlep.services.pool.storage.scan import trajectory_of
@@ -58,7 +59,7 @@ def reverify(
     report: Callable[[Difference], None],
     openings: Mapping[str, str] | None = None,
     asked: Mapping[str, Asked] | None = None,
-    advance: Callable[[int], None] = lambda _: None,
+    advance: Advance = lambda _: None,
 ) -> Reverified:
     """Grade every response of a pool against ``references`` (prompt id → reference), some hundred at a time.
 

@@ -41,6 +41,7 @@ class AsyncPoolClient:
         self.span: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext()
         """Entered around each call, with the verb's name: for whoever measures them."""
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="pool-client")
+        self._closed = False
 
     open, lease = _awaited(PoolClient.open), _awaited(PoolClient.lease)
     add, sample, get = _awaited(PoolClient.add), _awaited(PoolClient.sample), _awaited(PoolClient.get)
@@ -58,7 +59,8 @@ class AsyncPoolClient:
                 yield trajectory
 
     async def close(self) -> None:
-        """Close the connection; calls in flight fail."""
+        """Close the connection; calls in flight, and later ones, raise ``PoolError``."""
+        self._closed = True
         await asyncio.to_thread(self._client.close)
         await asyncio.to_thread(self._threads.shutdown)
 
@@ -69,4 +71,6 @@ class AsyncPoolClient:
         await self.close()
 
     async def _run(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        # The threads of a closed client take no call; the call then says by itself that it is closed.
+        threads = None if self._closed else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, call)

@@ -22,7 +22,15 @@ from rlep.services.pool.rpc.access import is_local, split_address
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
 from rlep.services.pool.rpc.tls import ClientTls
-from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, PROMPTS_A_CALL, insert_calls, named_ids, sample_of
+from rlep.services.pool.rpc.wire import (
+    ERROR_KEY,
+    LONGEST_DEADLINE,
+    MESSAGE_BYTES,
+    PROMPTS_A_CALL,
+    insert_calls,
+    named_ids,
+    sample_of,
+)
 from rlep.services.pool.storage.codec import Precision, encode, name_of, raw_id
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.storage.scan import Held, trajectory_of
@@ -81,8 +89,9 @@ class PoolClient:
         vocabulary: int | None = None,
         minimum: int | None = None,
     ) -> None:
-        """``address`` is ``host:port``, or ``unix:PATH``; an empty ``pool`` is the server's default one; ``deadline`` in seconds.
+        """``address`` is ``host:port``, or ``unix:PATH``; an empty ``pool`` is the server's default one.
 
+        ``deadline``: of each call in seconds, retries included; at most 540.
         ``tls``: True for a certificate of a public authority, a path for one of this authority, ``ClientTls`` for a
         certificate of one's own. A token beyond loopback needs it. ``writer``, ``writer_epoch``, ``precision``, ``vocabulary``:
         see ``PoolOptions``; ``minimum``: of draws that state none, None takes the pool's. Nothing is connected before the
@@ -95,6 +104,8 @@ class PoolClient:
             raise ConfigError(f"a token would travel to {address} in the clear: give tls=")
         if token is not None and (not token.isascii() or not token.isprintable() or " " in token or not token):
             raise ConfigError("a token is printable ASCII without spaces, e.g. the text of a token file, stripped")
+        if not 0 <= deadline <= LONGEST_DEADLINE:  # nor NaN
+            raise ConfigError(f"deadline = {deadline}: give 0 to {LONGEST_DEADLINE:g} seconds, which a server accepts")
         keep_freed_memory()
         self.name = pool
         """Of the pool; empty: the server's default one."""
@@ -231,13 +242,16 @@ class PoolClient:
     def contents(self, prompt_ids: Sequence[str] | None = None, *, quarantined: bool = False) -> dict[str, list[str]]:
         """Content ids, ascending, of these prompts, or of all that have any."""
         held: dict[str, list[str]] = {}
+        empty = prompt_ids is not None
+        if prompt_ids is None and not quarantined:
+            prompt_ids = self.prompt_ids()  # of a call without names the server reads all names for each page
         for start in range(0, len(prompt_ids) if prompt_ids is not None else 1, PROMPTS_A_CALL):
             request = pb.ContentsRequest(pool=self._pool, quarantined=quarantined)
             request.prompt_ids.extend((prompt_ids or ())[start : start + PROMPTS_A_CALL])
             while True:
                 reply = self._call("listing", self._stub.Contents, request)
                 for prompt_id, ids in named_ids(reply.prompt_ids, reply.counts, reply.ids):
-                    if ids or prompt_ids is not None:
+                    if ids or empty:
                         held[prompt_id] = [content_id.hex() for content_id in ids]
                 request.after = reply.next
                 if not reply.next:

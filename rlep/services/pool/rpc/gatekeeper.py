@@ -19,15 +19,13 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from rlep.services.pool.rpc.access import ANYBODY, Caller, Tokens
-from rlep.services.pool.rpc.wire import MESSAGE_BYTES, SERVICE, SMALL_BYTES
+from rlep.services.pool.rpc.wire import LONGEST_CALL, MESSAGE_BYTES, SERVICE, SMALL_BYTES
 
 Context = Any
 """``grpc.ServicerContext``; grpc has no types."""
 Handler = Any
 """``grpc.RpcMethodHandler``."""
 
-LONGEST_CALL = 600.0
-"""Seconds: a call with a later deadline, or none, is refused."""
 FIRST_MESSAGE_S, OPEN_STREAM_S = 2.0, 20.0
 """Seconds that a call of an open service may take to send its request, or where that is a stream, for all."""
 _LARGE = (f"/{SERVICE}/Sample", f"/{SERVICE}/Fetch")
@@ -57,12 +55,15 @@ class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
         for threads in self._open.values():
             threads.shutdown()
 
-    def caller(self, context: Context) -> Caller | None:
-        """The caller; None where its token is none of the server's."""
+    def caller(self, context: Context) -> Caller:
+        """The caller. Raises ``Refused`` where its token is none of the server's."""
         if self._tokens is None:
             return Caller(_host(context), (ANYBODY,))
         given = dict(context.invocation_metadata()).get("authorization", "")
-        return self._tokens.caller(given.removeprefix("Bearer ")) if given.startswith("Bearer ") else None
+        found = self._tokens.caller(given.removeprefix("Bearer ")) if given.startswith("Bearer ") else None
+        if found is None:
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "no token that this server knows")
+        return found
 
     def intercept_service(self, continuation: Callable[[Any], Handler | None], details: Any) -> Handler | None:
         """The method's handler, which now reads nothing before it is admitted."""
@@ -76,20 +77,14 @@ class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
 
     def _admit(self, context: Context) -> None:
         """End the call unless its token is known and its deadline short enough."""
+        try:
+            self.caller(context)
+        except Refused as refusal:
+            end(context, refusal.code, refusal, ())
         left = context.time_remaining()
-        if self.caller(context) is None:
-            refusal = Refused(grpc.StatusCode.UNAUTHENTICATED, "no token that this server knows")
-        elif left is None or left > LONGEST_CALL:
+        if left is None or left > LONGEST_CALL:
             message = f"a call needs a deadline of at most {LONGEST_CALL:g} seconds"
-            refusal = Refused(grpc.StatusCode.INVALID_ARGUMENT, message)
-        else:
-            return
-        refuse(context, refusal)
-
-
-def refuse(context: Context, refusal: Refused) -> NoReturn:
-    """End the call with the refusal's status."""
-    end(context, refusal.code, refusal, ())
+            end(context, grpc.StatusCode.INVALID_ARGUMENT, message, ())
 
 
 def end(

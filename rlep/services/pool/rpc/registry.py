@@ -24,15 +24,6 @@ class Writer(NamedTuple):
     epoch: int | None
 
 
-class Stated(NamedTuple):
-    """Token ids of an insert, for a pool that is made or has no vocabulary recorded."""
-
-    tokenizer_digest: str
-    vocabulary: int | None
-    by_admin: bool = False
-    """Only then it becomes that of a pool that has records and none recorded: it may make them all unusable."""
-
-
 UNFENCED = Writer("main", None)
 _Key = tuple[str, Writer | None, bool]
 """Name, writer, and whether it may meet a Redis without room."""
@@ -60,8 +51,8 @@ class PoolRegistry:
             return self.reader(name)
         return pool
 
-    def writer(self, name: str, writer: Writer = UNFENCED, stated: Stated | None = None) -> Pool:
-        """A pool to write. Where there is none it is made, if its tokenizer is ``stated``."""
+    def writer(self, name: str, writer: Writer = UNFENCED, stated: str | None = None) -> Pool:
+        """A pool to write. Where there is none it is made, if its tokenizer's digest is ``stated``."""
 
         def open_it() -> Pool:
             store = self._store(name)
@@ -70,25 +61,27 @@ class PoolRegistry:
                 raise PoolError(
                     f"there is no pool {name} in this Redis; pools found: {', '.join(store.names()) or 'none'}"
                 )
-            digest = meta.tokenizer_digest if meta else stated and stated.tokenizer_digest
-            new = stated.vocabulary if stated and (meta is None or stated.by_admin) else None
-            vocabulary = meta.vocabulary if meta and meta.vocabulary else new
+            digest = meta.tokenizer_digest if meta else stated
             _check_epoch(writer, store.newest_epoch(writer.name) if meta else 0)
             options = PoolOptions(
                 may_be_full=stated is None,  # what does not add is what makes room
                 writer=writer.name,
                 writer_epoch=writer.epoch,
                 deadline=self.deadline,
-                vocabulary=vocabulary,
             )
             return self._open_one(name, digest, options)
 
         key = name, writer, stated is None  # a writer that may meet a full Redis is none that adds
         pool = self._opened(key, open_it)
-        if pool.vocabulary is None and ((stated and stated.by_admin and stated.vocabulary) or _vocabulary(pool.store)):
+        if pool.vocabulary is None and _vocabulary(pool.store):
             self.forget(name)  # readers, too, learn it
             pool = self._opened(key, open_it)
         return pool
+
+    def record_vocabulary(self, pool: Pool, vocabulary: int) -> None:
+        """Make it that of a pool that has none; the others that have it open learn of it."""
+        pool.store.set_vocabulary(vocabulary)
+        self.forget(pool.name)
 
     def open(self, name: str, tokenizer_digest: str | None, options: PoolOptions) -> Pool:
         """A pool as ``Pool.open`` gives it, made where there is none; the others that have it open learn of it."""

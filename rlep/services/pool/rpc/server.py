@@ -26,6 +26,7 @@ from rlep.services.pool.rpc.watched_health import WatchedHealth
 from rlep.services.pool.rpc.wire import MESSAGE_BYTES, SERVICE
 from rlep.services.pool.storage.checks import check_room, check_server
 from rlep.services.pool.storage.connection import Client, RetryingRedis
+from rlep.services.pool.storage.store import check_name
 
 GRACE = 5.0
 """Seconds that calls get to end when the server stops."""
@@ -63,6 +64,10 @@ class ServerOptions:
     """Seconds for one operation on Redis; shorter than a client's, so that it hears the reason."""
     strict: bool = True
     """Refuse a Redis that is not set up for a writer. False: readers are served, and whoever writes is told."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for what cannot be a pool's name."""
+        check_name(self.pool)
 
 
 class PoolServer:

@@ -17,10 +17,10 @@ from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.lease import LONGEST_LEASE_S
 from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.rpc.access import Caller, Role
-from rlep.services.pool.rpc.gatekeeper import Context, Gatekeeper, Refused, end, refuse
+from rlep.services.pool.rpc.gatekeeper import Context, Gatekeeper, Refused, end
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto import pool_pb2_grpc
-from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Stated, Writer
+from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Writer
 from rlep.services.pool.rpc.wire import (
     CALL_BYTES,
     ERROR_KEY,
@@ -63,8 +63,6 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         with self._admitting(context) as caller:
             name = self._allowed(caller, request.pool, Role.READ if request.read_only else Role.APPEND)
             epoch = self._registry.next_epoch(name, request.writer) if request.writer else None
-            # One that is too small would make records of others unusable.
-            may_state = caller.role(name) >= Role.ADMIN or name not in self._registry.names()
             options = PoolOptions(
                 cap=request.cap or None,
                 minimum=request.minimum or None,
@@ -72,7 +70,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
                 writer=request.writer or UNFENCED.name,
                 writer_epoch=epoch,
                 deadline=self._registry.deadline,
-                vocabulary=(request.vocabulary or None) if may_state else None,
+                vocabulary=self._stated(request.vocabulary, caller, name, new=name not in self._registry.names()),
             )
             pool = self._registry.open(name, request.tokenizer_digest or None, options)
             return pb.OpenReply(json=json.dumps(asdict(pool.stats())), epoch=epoch or 0)
@@ -88,11 +86,13 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             if not found:
                 return _add_reply(AddReport(0, 0, tuple(refused)))
             writer = Writer(head.writer, head.epoch) if head.writer else UNFENCED
-            by_admin = caller.role(name) >= Role.ADMIN
-            stated = Stated(found[0][0].provenance.tokenizer_digest, head.vocabulary or None, by_admin)
-            pool = self._registry.writer(name, writer, stated)
-            entries = _acceptable(pool, found, refused, quarantined=head.quarantined)
+            pool = self._registry.writer(name, writer, found[0][0].provenance.tokenizer_digest)
+            vocabulary = self._stated(head.vocabulary, caller, name, new=not pool.store.questions())
+            entries = _acceptable(pool, found, refused, vocabulary, quarantined=head.quarantined)
             report = pool.set_aside(entries) if head.quarantined else pool.add_entries(entries, call=head.call or None)
+            # Only then: it stays for ever, and one that refused every record may be mistaken.
+            if vocabulary and pool.vocabulary is None and report.inserted + report.duplicates:
+                self._registry.record_vocabulary(pool, vocabulary)
             return _add_reply(replace(report, refused=(*refused, *report.refused)))
 
     def Sample(self, request: pb.SampleRequest, context: Context) -> Iterator[pb.SampleFrame]:
@@ -201,19 +201,23 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
     def _admitting(self, context: Context) -> Iterator[Caller]:
         """Name the caller, and turn an error into the status that ends the call."""
         try:
-            caller = self._gatekeeper.caller(context)
-            if caller is None:
-                raise Refused(grpc.StatusCode.UNAUTHENTICATED, "no token that this server knows")
-            yield caller
+            yield self._gatekeeper.caller(context)
         except RecordsRemoved:
             # The client draws again by itself: frames of the old draw may have been sent already.
             gone = "a drawn record was removed meanwhile: ask again"
             end(context, grpc.StatusCode.ABORTED, gone, ())
         except Refused as refusal:
-            refuse(context, refusal)
+            end(context, refusal.code, refusal, ())
         except RlepError as error:
             code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
             end(context, code, error, ((ERROR_KEY, type(error).__name__),))
+
+    def _stated(self, vocabulary: int, caller: Caller, name: str, *, new: bool) -> int | None:
+        """The vocabulary that this caller may state of the pool: one that is too small would make records of others unusable.
+
+        ``new``: nobody has any there.
+        """
+        return vocabulary if vocabulary and (new or caller.role(name) >= Role.ADMIN) else None
 
     def _allowed(self, caller: Caller, pool: str, role: Role) -> str:
         """The name of the pool, if the caller has this role there."""
@@ -275,13 +279,21 @@ def _check_logprobs(trajectory: Trajectory) -> None:
 
 
 def _acceptable(
-    pool: Pool, found: list[tuple[Trajectory, bytes]], refused: list[tuple[str, str]], *, quarantined: bool
+    pool: Pool,
+    found: list[tuple[Trajectory, bytes]],
+    refused: list[tuple[str, str]],
+    vocabulary: int | None,
+    *,
+    quarantined: bool,
 ) -> list[NewRecord]:
-    """Return what the pool takes, and say of the others why not; what is set aside may have any verdict."""
+    """Return what the pool takes, and say of the others why not; what is set aside may have any verdict.
+
+    ``vocabulary``: of a pool that has none.
+    """
     entries = []
     for trajectory, record in found:
         try:
-            pool.check(trajectory, quarantined=quarantined)
+            pool.check(trajectory, quarantined=quarantined, vocabulary=vocabulary)
             entries.append(entry_of(trajectory, record))
         except RecordRefused as error:
             refused.append((trajectory.content_id, str(error)))

@@ -25,6 +25,10 @@ MESSAGE_BYTES = 1 << 24
 """Largest message; the largest record takes half of it."""
 SMALL_BYTES = 1 << 20
 """Largest request but of ``Add``, ``Sample`` and ``Fetch``."""
+LONGEST_CALL = 600.0
+"""Seconds: a server refuses a call with a later deadline, or none."""
+LONGEST_DEADLINE = 540.0
+"""Seconds that a client asks for at most, as ``pool.deadline_s``: gRPC rounds the time of a call up on its way."""
 PROMPTS_A_CALL = 4096
 """Most prompts that a client names in a listing or an export."""
 RECORDS_A_PAGE, PAGE_BYTES = 1024, 1 << 25

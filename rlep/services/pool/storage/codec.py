@@ -105,7 +105,14 @@ def encode(trajectory: Trajectory, *, precision: Precision = "float16") -> bytes
     tokens = _checked_tokens(trajectory.tokens)
     frame = _zstd.compressor.compress(tokens.tobytes())
     kind, logprobs = _packed_logprobs(trajectory.logprobs, len(tokens), precision)
-    details = pack_details(trajectory)
+    try:
+        details = pack_details(trajectory)
+    except RecordRefused:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RecordRefused(
+            f"a field of the verdict, the provenance or the metadata has a wrong type: {error}"
+        ) from None
     if len(details) > MAX_DETAILS:
         raise RecordRefused(f"verdict, provenance and metadata take {len(details)} bytes; at most {MAX_DETAILS}")
     body = frame + logprobs + details

@@ -89,6 +89,8 @@ def pack_details(trajectory: Trajectory) -> bytes:
 
 def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
     """The metadata with the fields of ``FromMetadata`` among them. Raises ``RecordRefused`` where it has such keys itself."""
+    if not isinstance(trajectory.metadata, Mapping) or not all(isinstance(key, str) for key in trajectory.metadata):
+        _refuse("the metadata are not a mapping whose keys are texts")
     metadata, verdict, provenance = dict(trajectory.metadata), trajectory.verdict, trajectory.provenance
     if taken := [key for key in metadata if _of_a_score(key) or key in _OWN]:
         _refuse(
@@ -97,8 +99,10 @@ def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
     if sampled := _written(provenance.sampling):
         metadata[_SAMPLING] = sampled
     metadata |= {key: digest for key, name in _DIGESTS.items() if (digest := getattr(provenance, name))}
-    if is_masked(trajectory):
-        metadata[_MASK] = _mask_text(trajectory)
+    if trajectory.sampled is not None:
+        _check_mask(trajectory, trajectory.sampled)
+        if is_masked(trajectory):
+            metadata[_MASK] = _mask_text(trajectory.sampled)
     if verdict.score is None:
         if verdict.parts:
             _refuse("a verdict has named parts but no score")
@@ -129,12 +133,14 @@ def is_masked(trajectory: Trajectory) -> bool:
     return trajectory.sampled is not None and not trajectory.sampled.all()
 
 
-def _mask_text(trajectory: Trajectory) -> str:
-    sampled = trajectory.sampled
-    if sampled is None or sampled.dtype != np.bool_ or sampled.ndim != 1:
+def _check_mask(trajectory: Trajectory, sampled: BoolArray) -> None:
+    if not isinstance(sampled, np.ndarray) or sampled.dtype != np.bool_ or sampled.ndim != 1:
         _refuse("an episode's mask is not a one-dimensional array of bool")
     if fault := trajectory.badly_sampled:
         _refuse(f"the response {fault}")
+
+
+def _mask_text(sampled: BoolArray) -> str:
     changes = np.flatnonzero(np.diff(sampled, prepend=True))
     return ",".join(map(str, np.diff(changes, prepend=0, append=len(sampled)).tolist()))
 
@@ -195,8 +201,8 @@ def _written(sampling: Sampling) -> str:
     return json.dumps(changed, sort_keys=True) if changed else ""
 
 
-def _of_a_score(key: object) -> bool:
-    return isinstance(key, str) and (key == _SCORE or key.startswith(_PART))
+def _of_a_score(key: str) -> bool:
+    return key == _SCORE or key.startswith(_PART)
 
 
 def _packed_numbers(trajectory: Trajectory, pairs: int) -> bytes:

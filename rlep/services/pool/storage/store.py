@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -81,13 +81,18 @@ class Label:
     bytes: int
 
 
+def check_name(name: str) -> None:
+    """Raise ``ConfigError`` for a name of a pool that is not 1 to 64 letters, digits or ``._-``."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"pool name {name!r:.80} is not 1 to 64 letters, digits or ._- (first a letter or digit)")
+
+
 class Store:
     """The keys of one pool."""
 
     def __init__(self, link: RetryingRedis, name: str) -> None:
         """Raises ``ConfigError`` for a name that is not 1 to 64 letters, digits or ``._-``."""
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"pool name {name!r:.80} is not 1 to 64 letters, digits or ._- (first a letter or digit)")
+        check_name(name)
         self.name = name
         self._link = link
         self._calls = count()
@@ -99,8 +104,7 @@ class Store:
 
     def meta(self) -> Meta | None:
         """Return what the pool was made with, or None where there is no such pool. Raises ``PoolError`` for another format."""
-        answer = self._link.one(f"pool {self.name}: opening", "HGETALL", self._meta)
-        fields = dict(zip(answer[::2], answer[1::2], strict=True)) if isinstance(answer, list) else answer
+        fields = self._link.one(f"pool {self.name}: opening", "HGETALL", self._meta)
         if not fields:
             return None
         if int(fields[b"format"]) != FORMAT:
@@ -259,18 +263,13 @@ class Store:
         """Count the prompts that ever had a record, quarantined ones included."""
         return int(self._one("counting", "SCARD", "index"))
 
-    def counts(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[int]:
-        """Per prompt, how many records, or quarantined ones, it has."""
-        key = self._quarantine if quarantined else self._records
-        commands = [("HLEN", key(prompt_id)) for prompt_id in prompt_ids]
-        return list(map(int, self._link.many(f"pool {self.name}: counting", commands)))
-
     def quarantined(self) -> int:
         """Count the quarantined records."""
         # In most pools nothing ever was: then no prompt has to be asked.
         if not self._one("counting", "HEXISTS", "state", "aside"):
             return 0
-        return sum(self.counts(self.all_prompts(), quarantined=True))
+        commands = [("HLEN", self._quarantine(prompt_id)) for prompt_id in self.all_prompts()]
+        return sum(map(int, self._link.many(f"pool {self.name}: counting", commands)))
 
     def all_prompts(self) -> list[str]:
         """Every prompt that ever had a record, quarantined ones included, ascending."""
@@ -278,10 +277,10 @@ class Store:
 
     def labels(self) -> dict[str, Label]:
         """Records and bytes by label."""
-        totals = _pairs(self._one("counting", "HGETALL", "totals"))
+        totals = self._one("counting", "HGETALL", "totals")
         return {
             name.decode(): Label(*(int(totals.get(kind + number, 0)) for kind in (b"n:", b"b:")))
-            for name, number in _pairs(self._one("counting", "HGETALL", "labels")).items()
+            for name, number in self._one("counting", "HGETALL", "labels").items()
         }
 
     def _one(self, doing: str, command: str, kind: str, *arguments: str | int) -> Any:
@@ -311,11 +310,3 @@ class Store:
 def _mark() -> str:
     """Tells a change from another of the same number."""
     return secrets.token_hex(4)
-
-
-def _pairs(answer: Mapping[bytes, bytes] | Iterable[bytes]) -> dict[bytes, bytes]:
-    """A hash as redis-py gives it: a mapping, or field, value, field, value."""
-    if isinstance(answer, Mapping):
-        return dict(answer)
-    flat = list(answer)
-    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -24,10 +24,12 @@ _LAST_DIGITS = 20
 _SMALL = MP.mpf("1e-30")
 """Rough values below this are computed again, as they may be zero."""
 _MANY_DIGITS = 400
-_MORE_DIGITS = 1000
+_MORE_DIGITS = 1200
 _GAMMA_DIGITS = 150
-_MOST_DIGITS = 8000
-"""Digits to which equal values without names are compared: 60 lose ``e^{-200}`` in ``1-e^{-200}``."""
+_MOST_DIGITS = 8200
+"""Digits to which values without names are computed: 60 lose ``e^{-200}`` in ``1-e^{-200}``."""
+_LOST, _MANY_LOST = 20, 200
+"""Digits that terms which cancel may take, the second of ``_MANY_DIGITS`` and more: ``1-\\frac{1}{1+e^x}`` is small."""
 _ENOUGH = 3
 """Points at which both expressions must have a value."""
 
@@ -249,7 +251,7 @@ def _cells(value: Value) -> list[Scalar]:
 
 def _same_to() -> Scalar:
     """The greatest relative difference of two equal values at the present digits."""
-    return MP.mpf(10) ** (20 - MP.dps)
+    return MP.mpf(10) ** ((_LOST if MP.dps < _MANY_DIGITS else _MANY_LOST) - MP.dps)
 
 
 @contextmanager

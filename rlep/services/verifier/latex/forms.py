@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rlep.services.verifier.latex.nodes import Node, has, is_closed, renamed, ungrouped, unknowns
-from rlep.services.verifier.latex.statements import Answer, Item
+from rlep.services.verifier.latex.nodes import Node, has, is_closed, renamed, ungrouped, unknowns, with_plain_index
+from rlep.services.verifier.latex.statements import Answer, Item, opened
 
 _POINT = re.compile(r"[ADFGHIJKLMOPQRSTVWXYZ]'?(?:_\{\d\})?")
 _UNIT_VECTORS = "ijk"
 _UNIT_VECTOR = re.compile(r"\\(?:mathbf|vec|hat|boldsymbol|bm) (?:[ijk]|\\[ij]math)")
+
+
+LETTERS = frozenset(Node("name", (), letter) for letter in "ei")
+"""Letters that are numbers, but before ``=``."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,10 @@ class Assignment:
         return [self.values[name] for name in sorted(self.values)]
 
 
-def opened(node: Node) -> Answer:
-    """A tuple or set as its elements."""
-    return Answer(node.kind, tuple(Item((part,)) for part in node.parts), brackets=node.name)
+def equates_number(item: Item) -> bool:
+    """Tell whether a chain sets a number equal to a last side with unknowns: ``49=n^2`` says what n is, and names no value."""
+    numbers = [side for side in item.sides[:-1] if side is not None and is_closed(side) and side not in LETTERS]
+    return set(item.relations) == {"="} and not is_closed(item.value) and bool(numbers)
 
 
 def assignment_of(answer: Answer) -> Assignment | None:
@@ -44,25 +50,29 @@ def assignment_of(answer: Answer) -> Assignment | None:
             return None
         if any(part.kind != "name" for part in left.parts):
             return None
-        pairs = zip(left.parts, right.parts, strict=True)
-        return Assignment({part.name: Item((value,)) for part, value in pairs}, ordered=True)
+        return _assignment([part.name for part in left.parts], right.parts, ordered=True)
     if answer.form != "list" or answer.joint == "or":
         return None
-    found: dict[str, Item] = {}
-    for item in answer.items:
-        name = letters_of(item.sides[0])
-        if set(item.relations) != {"="} or not name:
-            return None
-        found[name] = Item((item.value,))
-    return Assignment(found, ordered=False) if len(found) == len(answer.items) else None
+    names = [letters_of(item.sides[0]) for item in answer.items]
+    if not all(names) or any(set(item.relations) != {"="} or equates_number(item) for item in answer.items):
+        return None
+    return _assignment(names, [item.value for item in answer.items], ordered=False)
+
+
+def _assignment(names: Sequence[str], values: Sequence[Node], *, ordered: bool) -> Assignment | None:
+    """Values under names, each of which stands once; None for others. Type in an index counts where it tells names apart."""
+    plain = list(map(with_plain_index, names))
+    found = dict(zip(plain if len(set(plain)) == len(names) else names, values, strict=True))
+    items = {name: Item((value,)) for name, value in found.items()}
+    return Assignment(items, ordered) if len(items) == len(names) else None
 
 
 def _chain_of_names(item: Item) -> Assignment | None:
     """The value that a chain gives to each of several names, as in ``x=y=3``."""
     names = [side.name for side in item.sides[:-1] if side is not None and side.kind == "name"]
-    if len(names) < max(2, len(item.sides) - 1) or len(set(names)) < len(names) or not is_closed(item.value):
+    if len(names) < max(2, len(item.sides) - 1) or not is_closed(item.value):
         return None
-    return Assignment({name: Item((item.value,)) for name in names}, ordered=False)
+    return _assignment(names, [item.value] * len(names), ordered=False)
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def alternatives_of(answer: Answer) -> Alternatives | None:
     sides = [item.sides[0] for item in answer.items]
     if answer.form != "list" or not all(set(item.relations) == {"="} for item in answer.items):
         return None
-    if any(item.modulus for item in answer.items):
+    if any(item.modulus or equates_number(item) for item in answer.items):
         return None
     if any(side is None or side.kind not in ("name", "tuple") for side in sides):
         return None

@@ -40,7 +40,7 @@ def _analytic(name: str) -> Function:
 
     def compute(values: list[Scalar], point: SamplePoint) -> Scalar:
         value = _only(values)
-        if name in ("sin", "tan", "sinh", "tanh", "asin", "atan") and value == 0:
+        if name in ("sin", "tan", "sinh", "tanh", "asin", "atan", "asinh", "atanh") and value == 0:
             return Fraction(0)
         found = real(function(number(value)))
         if point.kind != "complex" and not is_real(found) and is_real(value):
@@ -122,11 +122,14 @@ def _largest(values: list[Scalar], sign: int) -> Scalar:
 FUNCTION_RULES: dict[str, Function] = {
     **{name: _analytic(name) for name in ("sin", "cos", "sinh", "cosh", "tanh", "exp", "arg")},
     **{f"arc{name}": _analytic(f"a{name}") for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
+    **{f"ar{name}": _analytic(f"a{name}") for name in ("sinh", "cosh", "tanh", "coth", "sech", "csch")},
     "tan": _tangent,
     "cot": _reciprocal(_analytic("tan")),
     "sec": _reciprocal(_analytic("cos")),
     "csc": _reciprocal(_analytic("sin")),
     "coth": _reciprocal(_analytic("tanh")),
+    "sech": _reciprocal(_analytic("cosh")),
+    "csch": _reciprocal(_analytic("sinh")),
     "ln": lambda values, point: _logarithm([_only(values)], point),
     "log": lambda values, point: _logarithm([_only(values)], point),
     "logarithm": _logarithm,

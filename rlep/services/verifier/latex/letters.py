@@ -14,14 +14,18 @@ from rlep.services.verifier.latex.nodes import (
     all_of,
     has,
     is_closed,
+    is_word,
     renamed,
     ungrouped,
     unknowns,
+    with_plain_index,
 )
 from rlep.services.verifier.latex.points import SamplePoint
 from rlep.services.verifier.latex.statements import Answer
 
-_FUNCTION_LETTERS = frozenset({"f", "F", "P", "E", "\\phi", "\\psi", "\\mathbb E", "\\mathbb P", "\\mathrm E"})
+_FUNCTION_LETTERS = frozenset(
+    {"f", "F", "P", "E", "\\phi", "\\Phi", "\\psi", "\\zeta", "\\mathbb E", "\\mathbb P", "\\mathrm E"}
+)
 """Letters that are functions by custom where a bracket follows them."""
 _VECTORS = ("\\mathbf ", "\\vec ", "\\boldsymbol ", "\\bm ", "\\overrightarrow ", "\\hat ")
 _FONT = (
@@ -207,7 +211,7 @@ def _asks_for_parts(node: Node) -> bool:
 def _may_multiply(name: str, arguments: list[Node], bare: set[str]) -> bool:
     """Tell whether a letter before a bracket may be a factor: it also stands alone, or a sum is in the bracket."""
     sums = all(argument.kind == "sum" for argument in arguments)
-    if "'" in name or name in ("f", "F"):
+    if "'" in name or name in ("f", "F") or is_word(name):
         return False
     if name in _FUNCTION_LETTERS:
         return sums and name in bare
@@ -289,16 +293,19 @@ def _tells_order(node: Node) -> bool:
 
 
 def _renaming(gold: Node, target: Node, sides: list[set[str]]) -> dict[str, str]:
-    """Other spellings of a name, where no side uses both: bold or upright type, ``I`` for ``i``, ``dy/dx`` for ``y'``."""
+    """Other spellings of a name, where no side uses both: bold or upright type, also of its index, ``I``, ``dy/dx``."""
     spellings: dict[str, str] = {}
     for one, two in (sides, sides[::-1]):
         if "i" in one and "I" in two and "I" not in one and "i" not in two and not (one | two) - {"i", "I", "e"}:
             spellings["I"] = "i"
         spellings |= _primes_of(one, two)
     ordered = any(has(node, "cross", "dot", "norm", "transpose") or _transposes(node) for node in (gold, target))
-    distinct = all(len({_plain(name) for name in side}) == len(side) for side in sides)
-    if distinct and not ordered:
-        spellings |= {name: _plain(name) for side in sides for name in side if name.startswith(_FONT)}
+    plain = {name: with_plain_index(name if ordered else _plain(name)) for side in sides for name in side}
+    if all(len({plain[name] for name in side}) == len(side) for side in sides):
+        if not ordered:
+            spellings |= {name: _plain(name) for name in plain if name.startswith(_FONT)}
+        common = {plain[name] for name in sides[0]} & {plain[name] for name in sides[1]}
+        spellings |= {name: plain[name] for name in sides[0] ^ sides[1] if plain[name] in common}
     for name in sides[0] ^ sides[1]:
         if name[:-1] == "\\mathbf " and (blackboard := f"\\mathbb {name[-1]}") in sides[0] ^ sides[1]:
             spellings[name] = blackboard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -9,6 +10,11 @@ from fractions import Fraction
 SET_OPERATIONS = frozenset({"union", "intersection", "difference"})
 BINDERS = frozenset({"total", "running product", "integral", "limit"})
 """Operations that have a variable of their own."""
+_WORD = re.compile(r"\\text\{(?=[^{}]*[a-z])[^{}]*[a-zA-Z]{2}")
+"""A word has a small letter: ``AB`` is a segment, ``RT`` a product."""
+_TYPE = re.compile(
+    r"\\(?:mathrm|rm|mathit|mathbf|mathsf|boldsymbol|bm) (?:\{ ([^{}]*) \}|([^{} ]+))|\\(max|min)(?![a-zA-Z])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,18 @@ def unknowns(node: Node) -> set[str]:
 def is_closed(node: Node) -> bool:
     """Tell whether an expression has no unknowns; ``i`` counts as the imaginary unit here."""
     return not (unknowns(node) - {"e", "i"}) and not has(node, "apply", "operator", "derivative")
+
+
+def is_word(name: str) -> bool:
+    """Tell whether a name is a word in upright type: a function as ``\\operatorname{erf}``, a quantity or a unit."""
+    return _WORD.match(name) is not None
+
+
+def with_plain_index(name: str) -> str:
+    """A name without the type of its index: ``V_{\\mathrm { m a x }}``, ``V_{\\max}`` and ``V_{m a x}`` as ``V_{max}``."""
+    letters, mark, index = name.partition("_{")
+    plain = _TYPE.sub(lambda match: match[1] or match[2] or match[3], index)
+    return letters + mark + re.sub(r"(?<=[a-zA-Z]) (?=[a-zA-Z])", "", plain)
 
 
 def ungrouped(node: Node) -> Node:

@@ -9,14 +9,13 @@ from itertools import pairwise
 
 from rlep.services.verifier.latex.compute import evaluate, scalar
 from rlep.services.verifier.latex.finite import infinity_of
-from rlep.services.verifier.latex.forms import opened
 from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, has, is_closed, unknowns
 from rlep.services.verifier.latex.points import MP, Matrix, NoValue, SamplePoint, Scalar, draw, number
-from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item, read
+from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item, opened, read
 from rlep.services.verifier.latex.tokens import Unreadable
 
 _REALS = Node("name", (), "\\mathbb R")
-_MEMBER = "\\text{member}"
+_MEMBER = "\\text{#}"
 """The letter of a set's members in its condition."""
 _SAMPLES = 60
 _ZERO = MP.mpf("1e-40")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
@@ -11,21 +12,22 @@ from typing import TypeVar
 from rlep.services.verifier.latex.agree import Unknown, differ_by_constant, equal_values, proportional
 from rlep.services.verifier.latex.finite import infinity_of, undefined
 from rlep.services.verifier.latex.forms import (
+    LETTERS,
     Alternatives,
     Assignment,
     alternatives_of,
     as_tuples,
     assignment_of,
+    equates_number,
     in_one_form,
     letters_of,
-    opened,
     with_both_signs,
 )
 from rlep.services.verifier.latex.letters import without_constant
 from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, is_closed, renamed, ungrouped, unknowns
 from rlep.services.verifier.latex.points import SamplePoint
 from rlep.services.verifier.latex.regions import complementary, same_region
-from rlep.services.verifier.latex.statements import Answer, Item, read
+from rlep.services.verifier.latex.statements import Answer, Item, opened, read
 from rlep.services.verifier.latex.tokens import Unreadable
 from rlep.services.verifier.latex.whole_numbers import same_family, with_counter_of
 
@@ -33,8 +35,6 @@ _NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple",
 """Kinds of node on the left of ``=`` that are read as the name of the value on the right."""
 _FUNCTIONS = frozenset(Node("name", (), letter) for letter in "fghFy")
 """Functions whose values ``y`` stands for."""
-_LETTERS = frozenset(Node("name", (), letter) for letter in "ei")
-"""Letters that are numbers, but before ``=``."""
 _FLIPPED = {">": "<", ">=": "<="}
 _CHAIN = SamplePoint("chain")
 _OTHERWISE = re.compile(r"\\text\{\s*(?:otherwise|else(?:where)?)\s*\}")
@@ -128,7 +128,7 @@ def _one_with_many(gold: Answer, target: Answer) -> bool:
     one, many = (gold, target) if gold.form == "one" else (target, gold)
     item = one.items[0]
     if item.relations and set(item.relations) <= {"=", "in"} and item.value.kind in ("tuple", "set"):
-        if item.relations == ("in",) and item.value.kind != "set":
+        if (item.relations == ("in",) and item.value.kind != "set") or equates_number(item):
             return False
         elements = opened(item.value)
         return same(elements, many) if one is gold else same(many, elements)
@@ -199,7 +199,7 @@ def consistent(item: Item) -> bool:
     if infinity_of(item.value, _CHAIN) is not None:
         return _same_infinity(item)
     sides = [side for side in item.sides if side is not None]
-    if len(sides) > 1 and sides[0] in _LETTERS:
+    if len(sides) > 1 and sides[0] in LETTERS:
         sides = sides[1:]  # a name, as an eccentricity's or an interest's
     if any(map(undefined, sides)):
         return False
@@ -266,7 +266,7 @@ def _same_side(gold: Node, target: Item) -> bool:
     first, last = target.sides[0], target.value
     if last.kind == "name" and first is not None and is_closed(first):
         return same_value(gold, first)
-    return same_value(gold, last)
+    return not equates_number(target) and same_value(gold, last)
 
 
 def _same_equation(gold: Item, target: Item) -> bool:
@@ -283,14 +283,14 @@ def _same_equation(gold: Item, target: Item) -> bool:
 
 
 def _shortened(chain: Item) -> list[Node | None]:
-    """The sides of a chain without those between that have no unknowns, or are the last one in other words or its formula."""
+    """The sides of a chain without those between that are the last one in other words or, before a number, its formula."""
     first, *between, last = chain.sides
     middle = [side for side in between if side is None or not _is_in_passing(side, chain)]
     return [first, *middle, last]
 
 
 def _is_in_passing(side: Node, chain: Item) -> bool:
-    return is_closed(side) or _is_formula(side, chain) or _is_identity(side, chain.value)
+    return (is_closed(side) and is_closed(chain.value)) or _is_formula(side, chain) or _is_identity(side, chain.value)
 
 
 def _same_pair_of_sides(gold: tuple[Node | None, Node | None], target: tuple[Node | None, Node | None]) -> bool:
@@ -300,7 +300,11 @@ def _same_pair_of_sides(gold: tuple[Node | None, Node | None], target: tuple[Nod
     if _is_identity(left, right):  # only the same sides say the same
         return (left, right) == (one, two)
     if left == one:
-        return same_value(right, two)
+        if not is_closed(left) or left in LETTERS:
+            return same_value(right, two)
+        with suppress(Unknown):
+            if same_value(right, two):
+                return True
     if (names := _same_function(left, right, one, two)) is not None:
         return same_value(renamed(right, names), renamed(two, names))
     if any(node.kind in ("tuple", "set", "ratio") for node in (left, right, one, two)):

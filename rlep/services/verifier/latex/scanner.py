@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
 
-from rlep.services.verifier.latex.nodes import Node
+from rlep.services.verifier.latex.nodes import Node, is_word
 from rlep.services.verifier.latex.tokens import Token, Unreadable, between, closing, spelled
 from rlep.services.verifier.latex.vocabulary import FONTS, FUNCTIONS, MARKS
 
@@ -134,11 +134,38 @@ class Scanner(ABC):
         return Node("apply", (name, *self._read_list(inner, ",", ";", *("|" * given))), bracket + separators)
 
     def _is_function(self) -> bool:
-        """Tell whether the name of a function that has a value comes next."""
+        """Tell whether a function comes next: one that has a value, or a word with an operand behind it."""
         if self._at >= len(self._tokens):
             return False
         token = self._tokens[self._at]
-        return token.text.lstrip("\\") in FUNCTIONS and token.kind in ("command", "text") and token.text != "\\Gamma"
+        if token.text.lstrip("\\") in FUNCTIONS and token.kind in ("command", "text") and token.text != "\\Gamma":
+            return True
+        start = self._at
+        try:
+            return self._takes_word() and (self._peek() in ("(", "[") or self._starts_operand())
+        except Unreadable:
+            return False
+        finally:
+            self._at = start
+
+    def _takes_word(self) -> bool:
+        """Take a word with its index, exponent and primes; False where something else comes next."""
+        token = self._next()
+        upright = token.text in ("\\mathrm", "\\rm")
+        word = spelled(self._raw_argument()).replace(" ", "").strip("{}") if upright else token.text
+        if not (upright or token.kind == "text") or not is_word(f"\\text{{{word}}}"):
+            return False
+        while self._peek() in ("_", "^", "'"):
+            if self._next().text != "'":
+                self._script()
+        return True
+
+    def _starts_operand(self) -> bool:
+        """Tell whether the operand of a word may begin here; another word or upright letter is a factor, as in a unit."""
+        if self._at >= len(self._tokens) or not self._starts_factor():
+            return False
+        token = self._tokens[self._at]
+        return self._is_function() or not (token.kind == "text" or token.text in ("\\mathrm", "\\rm"))
 
     def _opens_bar(self) -> bool:
         """Tell whether the bar that comes next can open an absolute value: another one closes it."""

@@ -175,15 +175,18 @@ def _plain(answer: Answer) -> Answer:
     return answer
 
 
+def opened(node: Node) -> Answer:
+    """A tuple or set as its elements."""
+    return Answer(node.kind, tuple(Item((part,)) for part in node.parts), brackets=node.name)
+
+
 def _opened(item: Item) -> Answer:
     """A tuple or set as its elements."""
     if not item.relations and (node := item.sides[0]) is not None:
         while node.kind == "group" and node.parts[0].kind in ("tuple", "set", "group"):
             node = node.parts[0]
-        if node.kind == "tuple":
-            return Answer("tuple", tuple(Item((part,)) for part in node.parts), brackets=node.name)
-        if node.kind == "set":
-            return Answer("set", tuple(Item((part,)) for part in node.parts))
+        if node.kind in ("tuple", "set"):
+            return opened(node)
     return Answer("one", (item,))
 
 

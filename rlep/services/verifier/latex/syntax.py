@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from rlep.services.verifier.latex import vocabulary
 from rlep.services.verifier.latex.constructs import Constructs
-from rlep.services.verifier.latex.nodes import Node
+from rlep.services.verifier.latex.nodes import Node, is_word
 from rlep.services.verifier.latex.scanner import beside
 from rlep.services.verifier.latex.tokens import Token, Unreadable, spelled
 
@@ -86,8 +86,20 @@ class Parser(Constructs):
     def _power(self) -> Node:
         base = self._postfix(self._primary())
         while self._takes("^"):
-            base = self._postfix(self._raised(base, self._script()))
-        return base
+            exponent = self._script()
+            if base.kind == "name" and self._takes("_"):
+                base = self._indexed(base)  # ``v^2_0``
+            base = self._postfix(self._raised(base, exponent))
+        name = base.parts[0] if base.kind == "power" else base
+        if name.kind != "name" or not is_word(name.name) or not self._starts_operand():
+            return base
+        if self._tokens[self._at].kind == "number":
+            raise Unreadable("a number behind words")
+        return Node("apply", (base, *self._arguments()), "(")  # ``\operatorname{erf} x``
+
+    def _indexed(self, name: Node) -> Node:
+        """A name with the index that comes next."""
+        return Node("name", (), f"{name.name}_{{{spelled(self._script())}}}")
 
     def _raised(self, base: Node, exponent: list[Token]) -> Node:
         """A base with its exponent, which may be a mark: of degrees, a transpose, or a derivative."""
@@ -114,8 +126,7 @@ class Parser(Constructs):
             elif self._takes("%") or self._takes("\\%"):
                 node = Node("quotient", (node, Node("number", value=Fraction(100))))
             elif node.kind == "name" and self._takes("_"):
-                name = Node("name", (), f"{node.name}_{{{spelled(self._script())}}}")
-                node = self._applied(self._primed(name))
+                node = self._applied(self._primed(self._indexed(node)))
             else:
                 return node
 

@@ -7,11 +7,12 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+_HYPERBOLIC = ("sinh", "cosh", "tanh", "coth", "sech", "csch")
 FUNCTIONS = {
     name: name
     for name in _words(
-        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log exp gcd lcm max min det"
-        " Re Im arg Gamma cis abs floor"
+        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch ln log exp gcd lcm max"
+        " min det Re Im arg Gamma cis abs floor"
     )
 } | {
     "asin": "arcsin",
@@ -21,9 +22,12 @@ FUNCTIONS = {
     "tg": "tan",
     "ctg": "cot",
     "ceil": "ceiling",
+    **{f"{prefix}{name}": f"ar{name}" for name in _HYPERBOLIC for prefix in ("a", "ar", "arc")},
 }
 """Functions that have a value, under the names people use."""
-INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc"}
+INVERSE = {name: f"arc{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")} | {
+    name: f"ar{name}" for name in _HYPERBOLIC
+}
 """The function that the exponent −1 stands for."""
 SET_OPERATORS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "difference", "\\backslash": "difference"}
 SIGNS = frozenset({"+", "-", "\\pm", "\\mp"})
