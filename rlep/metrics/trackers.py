@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from rlep.core.errors import ConfigError
+from rlep.core.errors import ConfigError, first_line
 from rlep.core.files import write_whole
 from rlep.core.variables import variables
 from rlep.metrics.catalogue import Tracker
@@ -105,7 +105,7 @@ class WandbTracker:
         except failures as error:
             key = "set WANDB_API_KEY or call `wandb login`, or set WANDB_MODE=offline"
             raise ConfigError(
-                f"tracking.sinks has 'wandb', which does not start: {_first_line(error)}; {key}"
+                f"tracking.sinks has 'wandb', which does not start: {first_line(error).rstrip('.')}; {key}"
             ) from None
         self._next: int = self._run.starting_step
         """The least number that W&B takes for a step."""
@@ -138,7 +138,7 @@ class MlflowTracker:
                 self._client = mlflow.MlflowClient()
                 self._run_id = self._resumed(directory / "mlflow.id", project, name)
         except (self._failure, OSError) as error:
-            said = self._discreet(_first_line(error))
+            said = self._discreet(first_line(error).rstrip("."))
             raise ConfigError(
                 f"tracking.sinks has 'mlflow', but {without_user(server)} cannot be used: {said}; "
                 "set MLFLOW_TRACKING_URI to the address of its server"
@@ -175,10 +175,6 @@ class MlflowTracker:
         run_id = str(self._client.create_run(experiment, run_name=name).info.run_id)
         write_whole(known, run_id)
         return run_id
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
 
 
 def mlflow_name(name: str) -> str:

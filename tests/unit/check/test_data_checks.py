@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,19 @@ def test_another_head_beside_a_tied_one_is_refused_an_equal_one_is_not(family: s
     save_file({"lm_head.weight": np.ones((10, 4))}, model / "c.safetensors")
     with pytest.raises(ModelError, match="is true, and the safetensors hold an lm_head"):
         check_output_head(model)
+
+
+def test_a_models_checks_before_a_run_import_no_torch() -> None:
+    """Importing it takes seconds, in every command that starts actors."""
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom rlep.check.data_checks import model\n"
+        "from rlep.check.inputs import Subject\nfrom rlep.config.settings import load_config\n"
+        "base = Path(sys.argv[1])\nquickstart = load_config([base], [f'model.path=\"{base.parent / \"model\"}\"'])\n"
+        "found = list(model(Subject(quickstart)))\n"
+        "print(found[0].level, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, BASE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["ok", "False"]
 
 
 @pytest.fixture(scope="module")

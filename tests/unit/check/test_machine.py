@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rlep.actors.cluster import Cluster
-from rlep.check import build_checks, fit_checks, inputs, machine
+from rlep.check import build_checks, fit_checks, inputs, machine, suite
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject
 from rlep.check.suite import _make, check_start, findings
@@ -39,6 +39,12 @@ def found(config: Config, what: str) -> list[Finding]:
 def _model_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shape of the default model is stated by tests; its directory is nowhere."""
     monkeypatch.setattr(inputs, "model_directory", lambda model, **_: model.path)
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster's address is nobody's, and ten seconds would pass until it is known."""
+    monkeypatch.setattr(suite, "cluster", lambda _: iter(()))
 
 
 @pytest.fixture
@@ -101,6 +107,7 @@ def test_a_driver_too_old_for_torch_ends_a_run_before_it_starts(
             check_start(Subject(config), print)
 
 
+@pytest.mark.usefixtures("unasked")
 def test_a_build_for_cpus_with_gpus_asked_for_ends_a_run_before_it_starts() -> None:
     config = load_config([], ON_GPUS)
     (finding,) = found(config, "builds")
@@ -245,6 +252,7 @@ def test_a_machine_without_infiniband_says_nothing_of_it(tmp_path: Path, monkeyp
     assert found(Config(), "RDMA") == []
 
 
+@pytest.mark.usefixtures("unasked")
 @pytest.mark.parametrize(("address", "advised"), [("127.0.1.1", True), ("10.0.0.4", False)])
 def test_on_a_cluster_the_hostname_is_not_loopback(
     address: str, advised: bool, monkeypatch: pytest.MonkeyPatch
