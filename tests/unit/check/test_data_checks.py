@@ -97,7 +97,7 @@ def test_a_models_checks_before_a_run_import_no_torch() -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom rlep.check.data_checks import model\n"
         "from rlep.check.inputs import Subject\nfrom rlep.config.settings import load_config\n"
-        "base = Path(sys.argv[1])\nquickstart = load_config([base], [f'model.path=\"{base.parent / \"model\"}\"'])\n"
+        'base = Path(sys.argv[1])\nquickstart = load_config([base], [f\'model.path="{base.parent / "model"}"\'])\n'
         "found = list(model(Subject(quickstart)))\n"
         "print(found[0].level, 'torch' in sys.modules)"
     )
