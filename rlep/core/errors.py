@@ -111,5 +111,5 @@ class UpdateError(RlepError, RuntimeError):
 
 
 def first_line(error: BaseException | str) -> str:
-    """An error without the traceback or the C++ stack that follows it; its type where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """An error without the traceback or the C++ stack that follows it; empty where it says nothing."""
+    return str(error).strip().partition("\n")[0]

@@ -104,9 +104,8 @@ class WandbTracker:
             raise
         except failures as error:
             key = "set WANDB_API_KEY or call `wandb login`, or set WANDB_MODE=offline"
-            raise ConfigError(
-                f"tracking.sinks has 'wandb', which does not start: {first_line(error).rstrip('.')}; {key}"
-            ) from None
+            said = first_line(error).rstrip(".") or type(error).__name__
+            raise ConfigError(f"tracking.sinks has 'wandb', which does not start: {said}; {key}") from None
         self._next: int = self._run.starting_step
         """The least number that W&B takes for a step."""
 
@@ -138,7 +137,7 @@ class MlflowTracker:
                 self._client = mlflow.MlflowClient()
                 self._run_id = self._resumed(directory / "mlflow.id", project, name)
         except (self._failure, OSError) as error:
-            said = self._discreet(first_line(error).rstrip("."))
+            said = self._discreet(first_line(error).rstrip(".") or type(error).__name__)
             raise ConfigError(
                 f"tracking.sinks has 'mlflow', but {without_user(server)} cannot be used: {said}; "
                 "set MLFLOW_TRACKING_URI to the address of its server"
