@@ -11,12 +11,11 @@ from __future__ import annotations
 import atexit
 import builtins
 import ctypes
+import importlib.util
 import json
 import os
-import platform
 import resource
 import signal
-import struct
 import sys
 import sysconfig
 import types
@@ -26,43 +25,6 @@ READY = b"\x01"
 FAILED, OUT_OF_MEMORY = 70, 77
 """Exit codes: an exception of the program, and none of its memory left."""
 _MAX_REASON = 300
-
-_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
-_LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
-_CALLS = {  # machine -> (audit architecture, the calls that the interpreter needs, tgkill, fcntl, ioctl, madvise)
-    # read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
-    # pread64 readv writev access sched_yield mremap dup dup2 nanosleep getpid exit uname getcwd readlink
-    # gettimeofday getrlimit getrusage sysinfo times getuid getgid geteuid getegid sigaltstack gettid futex sched_getaffinity
-    # getdents64 clock_gettime clock_getres clock_nanosleep exit_group openat newfstatat readlinkat faccessat set_robust_list
-    # dup3 getrandom statx rseq faccessat2
-    "x86_64": (
-        0xC000003E,
-        "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 17 19 20 21 24 25 32 33 35 39 60 63 79 89 96 97 98 99 100 102 104 107 "
-        "108 131 186 202 204 217 228 229 230 231 257 262 267 269 273 292 318 332 334 439",
-        234,
-        72,
-        16,
-        28,
-    ),
-    "aarch64": (  # the same, where they exist, and ppoll
-        0xC00000B7,
-        "17 23 24 48 56 57 61 62 63 64 65 66 67 73 78 79 80 93 94 98 99 101 113 114 115 123 124 132 134 135 139 153 160 "
-        "163 165 169 172 174 175 176 177 178 179 214 215 216 222 226 278 291 293 439",
-        131,
-        25,
-        29,
-        233,
-    ),
-}
-# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; with F_SETOWN the kernel would signal others
-_FCNTL = (0, 1, 2, 3, 1030)
-_IOCTL = (0x5401, 0x5450, 0x5451)  # TCGETS, FIONCLEX, FIOCLEX
-_MADVISE = (0, 1, 2, 3, 4, 8)  # NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE; others merge, poison or pin pages
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
-"""Version of Landlock -> all file rights that it knows; later ones know no more."""
-_READ = 0b1101  # execute (to map libraries), read files, read directories
 
 
 def main() -> NoReturn:
@@ -182,13 +144,12 @@ def _replace_streams(stdin: str | None) -> None:
 def _confine(limits: dict[str, Any]) -> None:
     """Every layer, or OSError naming the one that this machine lacks."""
     libc = ctypes.CDLL(None, use_errno=True)
+    confinement = _confinement()
     os.chdir("/")
     _prctl(libc, "PR_SET_PDEATHSIG", 1, signal.SIGKILL)
     if os.getppid() != limits["parent"]:
         os._exit(FAILED)
     _prctl(libc, "PR_SET_DUMPABLE", 4, 0)
-    _prctl(libc, "PR_SET_NO_NEW_PRIVS", 38, 1)
-    _landlock(libc)
     memory, seconds = limits["memory_mb"] << 20, limits["cpu_seconds"]
     last = int(seconds) + 2  # of CPU time; the timer below is finer, and the program can switch it off
     for kind, value in (
@@ -201,7 +162,8 @@ def _confine(limits: dict[str, Any]) -> None:
     ):
         resource.setrlimit(kind, (value, value))
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    _seccomp(libc)
+    paths = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *_LIBRARIES
+    confinement.confine("program", paths)
 
 
 def _prctl(libc: ctypes.CDLL, name: str, option: int, argument: int) -> None:
@@ -209,61 +171,18 @@ def _prctl(libc: ctypes.CDLL, name: str, option: int, argument: int) -> None:
         raise OSError(f"prctl {name}: {os.strerror(ctypes.get_errno())}")
 
 
-def _landlock(libc: ctypes.CDLL) -> None:
-    """Nothing of the file system but reading the standard library and system libraries, and no TCP."""
-    version = libc.syscall(_CREATE_RULESET, None, 0, 1)
-    if version < 1:
-        raise OSError(f"Landlock (Linux 5.13 or later, switched on): {os.strerror(ctypes.get_errno())}")
-    rights = _RIGHTS[min(version, max(_RIGHTS))]
-    attributes = struct.pack("QQQ", rights, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
-    rules = libc.syscall(_CREATE_RULESET, ctypes.create_string_buffer(attributes), size, 0)
-    if rules < 0:
-        raise OSError(f"Landlock: {os.strerror(ctypes.get_errno())}")
-    paths = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *_LIBRARIES
-    for path in {os.path.realpath(path) for path in paths if os.path.exists(path)}:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        allowed = _READ if os.path.isdir(path) else _READ & ~0b1000
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, place))
-        if libc.syscall(_ADD_RULE, rules, 1, rule, 0) != 0:
-            raise OSError(f"Landlock, {path}: {os.strerror(ctypes.get_errno())}")
-        os.close(place)
-    if libc.syscall(_RESTRICT_SELF, rules, 0) != 0:
-        raise OSError(f"Landlock: {os.strerror(ctypes.get_errno())}")
-    os.close(rules)
+def _confinement() -> types.ModuleType:
+    """The file of the rights that are given up, without the package that it is in."""
+    path = os.path.join(os.path.dirname(__file__), os.pardir, "worker", "confinement.py")
+    spec = importlib.util.spec_from_file_location("confinement", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", os.path.join(sys.base_prefix, "lib"), "/etc/ld.so.cache")
-
-
-def _seccomp(libc: ctypes.CDLL) -> None:
-    """Only calls that an interpreter needs: no process, thread, socket, signal to others, shared memory or kernel interface."""
-    if platform.machine() not in _CALLS:
-        raise OSError(f"a filter of system calls for {platform.machine()}: there is one for {' and '.join(_CALLS)}")
-    architecture, numbers, tgkill, fcntl, ioctl, madvise = _CALLS[platform.machine()]
-    allowed = [int(number) for number in numbers.split()]
-    program = [(_LOAD, 0, 0, _ARCHITECTURE), (_JUMP_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _REFUSE)]
-    program.append((_LOAD, 0, 0, _NUMBER))
-    for call, argument, values in (
-        (tgkill, 0, (os.getpid(),)),  # abort() sends itself a signal
-        (fcntl, 1, _FCNTL),
-        (ioctl, 1, _IOCTL),
-        (madvise, 2, _MADVISE),
-    ):
-        checked = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument)]
-        checked += [(_JUMP_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
-        program += [
-            (_JUMP_EQUAL, 0, len(checked) + 2, call),
-            *checked,
-            (_RETURN, 0, 0, _REFUSE),
-            (_RETURN, 0, 0, _ALLOW),
-        ]
-    program += [(_JUMP_EQUAL, len(allowed) - at, 0, call) for at, call in enumerate(allowed)]
-    program += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
-    header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
-    if libc.prctl(22, 2, header, 0, 0) != 0:  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-        raise OSError(f"seccomp: {os.strerror(ctypes.get_errno())}")
 
 
 if __name__ == "__main__":

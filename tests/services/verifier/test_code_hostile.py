@@ -152,10 +152,15 @@ def test_scripts_neither_flood_nor_hang(verifier: CodeVerifier) -> None:
 
 
 def test_where_a_layer_is_missing_no_program_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    child = Path(code_run._CHILD).read_text()
-    assert child.count("_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446") == 1
-    crippled = tmp_path / "code_child.py"
-    crippled.write_text(child.replace("_RESTRICT_SELF = 444, 445, 446", "_RESTRICT_SELF = 9999, 445, 446"))
+    child = Path(code_run._CHILD)
+    confinement = Path("worker", "confinement.py")
+    written = (child.parents[1] / confinement).read_text()
+    assert written.count("_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446") == 1
+    crippled = tmp_path / "verifier" / child.name
+    for path in (crippled, tmp_path / confinement):
+        path.parent.mkdir()
+    crippled.write_text(child.read_text())
+    (tmp_path / confinement).write_text(written.replace("_SELF = 444, 445, 446", "_SELF = 9999, 445, 446"))
     monkeypatch.setattr(code_run, "_CHILD", str(crippled))
     with pytest.raises(ConfigError, match=r"profile code: no program can be confined here.*Landlock \(Linux 5\.13"):
         CodeVerifier(limits=LIMITS)
