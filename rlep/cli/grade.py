@@ -32,6 +32,10 @@ def grade(
         str | None, typer.Option(help="Grade only what follows the last of these marks, e.g. </think>.")
     ] = None,
     network: Annotated[bool, typer.Option("--network", help="Your own function may use the network.")] = False,
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Environment variable that your own function sees; repeatable."),
+    ] = None,
 ) -> None:
     """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
     from rlep.cli.progress import TerminalProgress
@@ -51,6 +55,7 @@ def grade(
     with ExitStack() as stack:
         lines = stack.enter_context(file.open(encoding="utf-8-sig", errors="surrogateescape"))
         keys = {"profile": profile, "correct_at": correct_at, "answer_after": answer_after, "network": network}
+        keys["variables"] = variable or []
         config = section_of(VerifierConfig, "verifier", keys)
         verifier = stack.enter_context(configured_verifier(config, workers=workers))
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from rlep.config.engine_arguments import refusal
-from rlep.config.section import Count, Positive, Processes, Seconds, Section, clashes, needs, option
+from rlep.config.section import Count, Positive, Processes, Seconds, Section, assigned, clashes, needs, option
 from rlep.core.errors import ConfigError
 
 SHARED_UTILIZATION = 0.9
@@ -143,6 +143,9 @@ class WorkerRoleConfig(ActorConfig):
     """Times a dead actor is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
     """An actor that answers no heartbeat for this long while it works is considered dead and replaced."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that a function of one's own sees in its worker process beside places, languages and switches, e.g.
+    ``["OPENAI_API_KEY"]``: a policy whose text it runs can read them."""
 
 
 class VerifierConfig(WorkerRoleConfig):
@@ -181,6 +184,15 @@ class VerifierConfig(WorkerRoleConfig):
             raise ConfigError(
                 f"verifier.network = true with verifier.profile = {self.profile}: only a python:module:function uses the "
                 "network; leave it false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_functions_see_variables(self) -> Self:
+        if self.variables and not self.profile.startswith("python:"):
+            raise ConfigError(
+                f"{assigned('verifier.variables', list(self.variables))} with verifier.profile = {self.profile}: only a "
+                "python:module:function sees variables; leave it empty"
             )
         return self
 

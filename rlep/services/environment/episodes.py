@@ -22,8 +22,7 @@ from rlep.services.environment.contract import Contract
 from rlep.services.environment.overtime import CallClock, Overtime
 from rlep.services.environment.reply import UNKNOWN, CallReply
 from rlep.services.verifier.judgement import judgement_of
-from rlep.services.worker.failure import failure_of
-from rlep.services.worker.host import MAX_REASON
+from rlep.services.worker.failure import MAX_REASON, failure_of
 
 _NUMPY_SEEDS = 1 << 32
 _HEED_S = 1.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlep.core.errors import ConfigError, EnvironmentFault
 from rlep.core.waiting import silence
-from rlep.services.environment.reply import UNKNOWN, CallReply
+from rlep.services.environment.reply import UNKNOWN, CallReply, read_call_reply
 from rlep.services.worker import frames
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.process import START_SECONDS, end_process, start_process
@@ -55,7 +55,9 @@ class WorkerLink:
         self._writing = False
         self._since = 0.0
         """Time of the last sign of life, or at which the first call was sent."""
-        self._ready, self._recycled = False, False
+        self._ready, self._answered = False, False
+        self._recycled, self._may_recycle = False, False
+        """It said that it begins anew; it has answered since."""
         self._failed_starts = 0
         self._fault: Exception | None = None
         """It serves no more."""
@@ -75,7 +77,8 @@ class WorkerLink:
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._loop.add_reader(self._process.stdout.fileno(), self._receive)
-        self._ready, self._since = False, self._loop.time()
+        self._ready, self._answered, self._since = False, False, self._loop.time()
+        self._recycled, self._may_recycle = False, False
         self._look()
 
     def send(self, *call: Any) -> asyncio.Future[CallReply]:
@@ -144,24 +147,31 @@ class WorkerLink:
             self._lose(str(error))
 
     def _take(self, message: Any) -> None:
+        """Act on a message. Raises FrameError for one that means nothing, or comes out of its turn."""
         self._since = self._loop.time()
-        if isinstance(message, list):
-            self._answer(message[0], CallReply(*message[1]))
-        elif "tools" in message:
-            self._ready, self._failed_starts = True, 0
-            if not self.tools.done():
-                self.tools.set_result(message["tools"])
-        elif "failed" in message:
-            self._give_up(ConfigError(message["failed"]))
-        elif "recycled" in message:
-            self._recycled = True
-        elif self._recycled:  # it had no episode
-            self._recycled = False
-        else:
-            self._died(message["ended"], message["how"])
+        match message:
+            case [int(number), answer]:
+                self._answer(number, read_call_reply(answer))
+            case {"tools": list(schemas)} if not self._ready:
+                self._ready, self._failed_starts = True, 0
+                if not self.tools.done():
+                    self.tools.set_result(schemas)
+            case {"failed": str(why)} if not self._answered:
+                self._give_up(ConfigError(why))
+            case {"recycled": True} if self._may_recycle:
+                self._recycled, self._may_recycle = True, False
+            case {"ended": str()} if self._recycled:  # it had no episode
+                self._recycled = False
+            case {"ended": "crashed" | "recycled" | "timeout" | "out_of_memory" as status, "how": str(how)}:
+                self._died(status, how)
+            case _:
+                raise frames.FrameError(f"its message is out of turn: {message!r:.80}")
 
     def _answer(self, number: int, reply: CallReply) -> None:
-        """Settle a call, and those before it, which ended their runners."""
+        """Settle a call, and those before it, which ended their runners. Raises FrameError for a call that does not wait."""
+        if not self._sent or not self._sent[0].number <= number <= self._sent[-1].number:
+            raise frames.FrameError(f"it answered call {number}, which does not wait")
+        self._answered = self._may_recycle = True
         while self._sent and self._sent[0].number < number:
             before = sum(sent.number < number for sent in self._sent)
             deaths = self._deaths[-before:] or [CallReply(UNKNOWN)]
@@ -177,7 +187,13 @@ class WorkerLink:
             answer.set_result(reply)
 
     def _died(self, status: str, how: str) -> None:
-        """Its runner is gone with all its episodes. The next one reads on; its first answer shows what this one had read."""
+        """Its runner is gone with all its episodes. The next one reads on; its first answer shows what this one had read.
+
+        Raises FrameError where more runners ended than calls wait.
+        """
+        calls = sum(sent.call[0] != "probe" for sent in self._sent)
+        if len(self._deaths) >= calls + _STARTS:
+            raise frames.FrameError(f"its runners ended {len(self._deaths) + 1} times, the last with {how:.80}")
         self._deaths.append(CallReply("crashed" if status == "recycled" else status, None, how))
         self._tell_lost(self, f"its process was lost, in a call of another episode or from outside: {how}")
         self.send("probe")

@@ -39,6 +39,7 @@ def limits_of(config: EnvironmentConfig) -> Limits:
         recycle_mb=_MEMORY_MB // 2,
         files=_FILES,
         network=config.network,
+        variables=config.variables,
     )
 
 

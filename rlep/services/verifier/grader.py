@@ -50,7 +50,8 @@ def limits_of(config: VerifierConfig) -> Limits:
     """Return the limits of one response; a wall-clock limit below its CPU time would be the only one."""
     if config.network or config.profile.startswith("judge:"):
         return network_limits(config)
-    return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
+    wall_seconds = max(Limits().wall_seconds, 4 * config.cpu_seconds)
+    return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=wall_seconds, variables=config.variables)
 
 
 def network_limits(config: VerifierConfig) -> Limits:
@@ -63,4 +64,5 @@ def network_limits(config: VerifierConfig) -> Limits:
         network=True,
         at_once=config.concurrency,
         deadline_s=config.deadline_s,
+        variables=config.variables,
     )

@@ -12,8 +12,8 @@ from rlep.core.types import Verdict
 from rlep.services.verifier.answers import after_thinking
 from rlep.services.verifier.base import VERSION, BaseVerifier, Pair
 from rlep.services.verifier.grading_job import GradingJob
+from rlep.services.verifier.reply import Reply
 from rlep.services.verifier.worker_pool import WorkerPool
-from rlep.services.verifier.worker_process import Reply
 from rlep.services.worker.jail import Limits
 
 NAME = "reasoning-gym"

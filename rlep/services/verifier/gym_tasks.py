@@ -15,8 +15,8 @@ from rlep.core.progress import Advance
 from rlep.core.seeds import seed_for
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.gym import REFUSED, GymVerifier, package_version
+from rlep.services.verifier.reply import Reply
 from rlep.services.verifier.worker_pool import WorkerPool
-from rlep.services.verifier.worker_process import Reply
 from rlep.services.worker.jail import Limits
 
 _MAKER = "rlep.services.verifier.gym_worker:make"

@@ -14,6 +14,8 @@ from rlep.services.verifier.grading_job import GradingJob
 
 MAX_EXTRACTED = 4000
 """Characters of an extracted text that a verdict keeps."""
+_MAX_REPLIED = 1 << 19
+"""Characters of a text that leave a worker: two fit into a frame, whatever they are."""
 
 
 class BadScore(ValueError):
@@ -32,7 +34,8 @@ class Judgement(NamedTuple):
 
     def reply(self, seconds: float) -> list[Any]:
         """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``."""
-        reply = [self.status, self.extracted, seconds, self.failure]
+        extracted = None if self.extracted is None else self.extracted[:_MAX_REPLIED]
+        reply = [self.status, extracted, seconds, self.failure[:_MAX_REPLIED]]
         return reply if self.score is None else [*reply, self.score, self.parts]
 
     @property

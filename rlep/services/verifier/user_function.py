@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlep.core.errors import ConfigError
 from rlep.core.types import Verdict
 from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.grading_job import GradingJob
-from rlep.services.verifier.judge import JUDGE, read_judge
+from rlep.services.verifier.judge import JUDGE, TOKEN, read_judge
 from rlep.services.verifier.judgement import MAX_EXTRACTED
+from rlep.services.verifier.reply import Reply
 from rlep.services.verifier.reward_call import terms_of
 from rlep.services.verifier.worker_pool import WorkerPool
-from rlep.services.verifier.worker_process import Reply
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.source import source_of
 
@@ -42,8 +43,10 @@ class FunctionVerifier(BaseVerifier):
             version += f"-correct-at-{correct_at}"
         self._correct_at = correct_at
         kind, _, argument = profile.partition(":")
-        task = f"{JUDGE}{argument}" if kind == "judge" else argument
-        super().__init__(profile, version, WorkerPool(task, limits or Limits(), workers))
+        task, limits = argument, limits or Limits()
+        if kind == "judge":
+            task, limits = f"{JUDGE}{argument}", replace(limits, variables=(TOKEN,))
+        super().__init__(profile, version, WorkerPool(task, limits, workers))
 
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         assert self._pool is not None

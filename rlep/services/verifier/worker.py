@@ -23,8 +23,8 @@ from rlep.services.verifier.judge import JUDGE, judge_function, read_judge
 from rlep.services.verifier.judgement import Judge, Judgement
 from rlep.services.verifier.reward_call import Term, judge_of, user_judge
 from rlep.services.worker import frames
-from rlep.services.worker.failure import failure_of
-from rlep.services.worker.host import MAX_REASON, OUT_OF_STEP, RECYCLED, Life, main, write
+from rlep.services.worker.failure import MAX_REASON, failure_of
+from rlep.services.worker.host import OUT_OF_STEP, RECYCLED, Life, main, write
 from rlep.services.worker.jail import Limits, confine, memory_mb, start_clock, stop_clock
 
 _WARM_UP = (

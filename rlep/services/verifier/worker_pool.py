@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from rlep.core.errors import ConfigError, VerifierError
 from rlep.services.verifier.grading_job import GradingJob
-from rlep.services.verifier.worker_process import Reply, WorkerProcess
+from rlep.services.verifier.reply import Reply
+from rlep.services.verifier.worker_process import WorkerProcess
 from rlep.services.worker.jail import Limits
 
 _log = logging.getLogger(__name__)

@@ -6,30 +6,19 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Sequence
+from dataclasses import astuple, replace
 from typing import Any
 
 from rlep.core.errors import JudgeAway, VerifierError
-from rlep.core.types import Status
 from rlep.services.verifier.grading_job import GradingJob
+from rlep.services.verifier.reply import Reply, read_reply
 from rlep.services.worker import frames
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.process import START_SECONDS, end_process, start_process
 
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Result of a job."""
-
-    status: Status
-    extracted: str | None
-    seconds: float
-    failure: str = ""
-    """Of a ``crashed`` job ``Kind: message``, and a traceback where the user's function raised; else empty."""
-    score: float | None = None
-    """The score that the user's function returned; ``status`` is then that of a threshold of 1."""
-    parts: Mapping[str, float] = field(default_factory=dict)
+_MAX_ENDS = 3
+"""Runners that may end, one after the other, before a batch is accepted."""
 
 
 class WorkerLost(RuntimeError):
@@ -51,6 +40,8 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = bytearray()
         self._batches = 0
+        self._served = False
+        """The present process accepted a batch."""
         self._alone = False
         """A process was lost with several jobs in work: one at a time, until it is known which of them it was."""
 
@@ -61,6 +52,7 @@ class WorkerProcess:
         except OSError as error:
             raise VerifierError(f"no verifier process ({self._task}) can be started: {error}") from error
         self._buffer.clear()
+        self._served = False
 
     def grade(self, jobs: Sequence[GradingJob]) -> list[Reply]:
         """One reply per job, in order. A job that killed its runner is reported once; the others are graded.
@@ -96,39 +88,67 @@ class WorkerProcess:
         self._batches += 1
         at_once = 1 if self._alone else self._limits.at_once
         self._send({"batch": self._batches, "jobs": list(map(astuple, jobs)), "at_once": at_once})
-        accepted = False
+        try:
+            self._await_acceptance()
+        except frames.FrameError as error:
+            raise WorkerLost(str(error)) from error
         wanted = len(replies) + len(jobs)
         started = time.perf_counter()
-        patience = START_SECONDS
-        while not accepted or len(replies) < wanted:
+        while len(replies) < wanted:
             try:
-                message = self._receive(started + patience)
-            except WorkerLost as lost:
-                lost.at_work = accepted
-                raise
+                message = self._receive(started + self._limits.wall_seconds)
+                ended = None if message is None else self._taken(message, replies)
+            except (WorkerLost, frames.FrameError) as error:
+                lost = WorkerLost(str(error))
+                lost.at_work = True
+                raise lost from error
             now = time.perf_counter()
             if message is None:
-                if not accepted:
-                    raise WorkerLost(f"no sign of life for {START_SECONDS:g} s")
                 self.kill()
-                self._blame(Reply("timeout", None, now - started), replies, wanted, at_once)
-                return
-            if isinstance(message, list):
-                replies.append(Reply(*message))
-            elif "failed" in message:
-                raise VerifierError(f"the verifier process ({self._task}) cannot serve: {message['failed']}")
-            elif "away" in message:
-                waited = f"{self._limits.deadline_s:g} s (verifier.deadline_s)"
-                raise JudgeAway(f"the server behind {self._task} could not be reached for {waited}: {message['away']}")
-            elif message.get("batch") == self._batches:
-                accepted, patience = True, self._limits.wall_seconds
-            elif "ended" in message and accepted:
-                ended = message["ended"]  # a job may leave with the exit code of a runner that is recycled
-                crashed = ended in ("crashed", "recycled")
-                reply = Reply("crashed" if crashed else ended, None, now - started, message["how"] if crashed else "")
-                self._blame(reply, replies, wanted, at_once)
+                ended = Reply("timeout", None, now - started)
+            if ended is not None:
+                self._blame(replace(ended, seconds=now - started), replies, wanted, at_once)
                 return
             started = now
+
+    def _await_acceptance(self) -> None:
+        """Wait until the batch is accepted. Raises VerifierError, WorkerLost, and FrameError for anything else."""
+        deadline, ends = time.perf_counter() + START_SECONDS, 0
+        while (message := self._receive(deadline)) != {"batch": self._batches}:
+            match message:
+                case None:
+                    raise WorkerLost(f"no sign of life for {START_SECONDS:g} s")
+                case {"failed": str(why)} if not self._served:
+                    raise VerifierError(f"the verifier process ({self._task}) cannot serve: {why}")
+                case {"ended": str(), "how": str()} if (
+                    ends < _MAX_ENDS
+                ):  # of a runner that was recycled, or between two batches
+                    ends += 1
+                case _:
+                    raise frames.FrameError(f"no sign that it accepts its jobs: {message!r:.80}")
+        self._served = True
+
+    def _taken(self, message: Any, replies: list[Reply]) -> Reply | None:
+        """Append a result; of a runner that ended, return the result of the job that ended it.
+
+        Raises JudgeAway, and FrameError for anything else.
+        """
+        match message:
+            case list():
+                replies.append(read_reply(message))
+                return None
+            case {"ended": "timeout" | "out_of_memory" as status}:
+                return Reply(status, None, 0.0)
+            case {
+                "ended": "crashed" | "recycled",
+                "how": str(how),
+            }:  # a job may leave with the code of a recycled runner
+                return Reply("crashed", None, 0.0, how)
+            case {"away": str(why)} if self._limits.network:
+                waited = f"{self._limits.deadline_s:g} s (verifier.deadline_s)"
+                raise JudgeAway(f"the server behind {self._task} could not be reached for {waited}: {why}")
+            case _:
+                raise frames.FrameError(f"neither a result nor the end of a runner: {message!r:.80}")
 
     def _blame(self, reply: Reply, replies: list[Reply], wanted: int, at_once: int) -> None:
         """Append the verdict of the job that ended the process, if it is known which one that was."""

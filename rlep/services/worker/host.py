@@ -18,10 +18,9 @@ from typing import Any, Final, NoReturn
 
 from rlep.core.errors import RlepError
 from rlep.services.worker import frames
-from rlep.services.worker.jail import Limits, die_with_parent
+from rlep.services.worker.failure import MAX_REASON, missing_variable
+from rlep.services.worker.jail import Limits, Unconfined, die_with_parent
 
-MAX_REASON = 2000
-"""Characters of a reason that are kept."""
 RECYCLED: Final = 0
 OUT_OF_MEMORY: Final = 77
 OUT_OF_STEP: Final = 78
@@ -42,7 +41,8 @@ def main(arguments: list[str], prepare: Prepare) -> int:
         life = prepare(arguments[1], limits, jobs, replies)
     except BaseException as error:  # noqa: BLE001 - the process's outermost frame, whatever the user's module raised
         said = str(error) if isinstance(error, RlepError) else f"{type(error).__name__}: {error}"
-        write(replies, {"failed": said[:MAX_REASON]})
+        said = said[:MAX_REASON] + missing_variable(error, "verifier.variables or environment.variables")
+        write(replies, {"failed": said})
         return UNUSABLE
     return _host(life, replies)
 
@@ -77,16 +77,16 @@ def _host(life: Life, replies: int) -> int:
         parent = os.getpid()
         runner = os.fork()
         if runner == 0:
-            _run(life, parent)
+            _run(life, parent, replies)
         _, state = os.waitpid(runner, 0)
         code = os.waitstatus_to_exitcode(state)
-        if code == OUT_OF_STEP:
-            return OUT_OF_STEP
+        if code in (OUT_OF_STEP, UNUSABLE):
+            return code
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         write(replies, {"ended": how_it_ended(code), "how": f"Ended: its process, with {how}"})
 
 
-def _run(life: Life, parent: int) -> NoReturn:
+def _run(life: Life, parent: int, replies: int) -> NoReturn:
     """The runner's whole life."""
     code = 1
     try:
@@ -96,5 +96,8 @@ def _run(life: Life, parent: int) -> NoReturn:
         code = OUT_OF_MEMORY
     except frames.FrameError:
         code = OUT_OF_STEP
+    except Unconfined as error:
+        write(replies, {"failed": str(error)})
+        code = UNUSABLE
     finally:
         os._exit(code)

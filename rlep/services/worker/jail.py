@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import os
 import resource
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from rlep.services.worker import confinement
 
+_log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _FILES_OF_A_NETWORK = 1024
+
+
+class Unconfined(RuntimeError):
+    """A layer that this machine offers cannot be put on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,8 @@ class Limits:
     """With the network: jobs in work at once."""
     deadline_s: float = 300.0
     """With the network: longest wait for one verdict, in seconds."""
+    variables: Sequence[str] = ()
+    """Names of variables that the process gets beside those that every worker has."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -48,7 +58,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def confine(limits: Limits) -> None:
-    """Apply the limits that hold for a process's whole life; there is no way back. Raises OSError."""
+    """Apply the limits that hold for a process's whole life; there is no way back. Raises Unconfined."""
     memory = int(memory_mb().address_space + limits.memory_mb) << 20
     for kind, value in (
         (resource.RLIMIT_AS, memory),
@@ -57,7 +67,21 @@ def confine(limits: Limits) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (value, value))
-    confinement.confine("networked worker" if limits.network else "worker")
+    try:
+        confinement.confine("networked worker" if limits.network else "worker")
+    except OSError as error:
+        raise Unconfined(f"its process cannot be confined: {error}") from error
+
+
+@cache
+def warn_of_missing_layers() -> None:
+    """Log, once, which of the layers around workers this machine lacks."""
+    if missing := confinement.missing_layers():
+        _log.warning(
+            "worker processes are confined less here, without %s: the text of a policy that a function or environment runs may "
+            "reach files and processes of this user",
+            " and ".join(missing),
+        )
 
 
 class MemoryUse(NamedTuple):
