@@ -25,6 +25,7 @@ from rlep.core.errors import PlacementError, RlepError, WrongVersionError
 from rlep.core.versions import check_versions
 from rlep.metrics.trackers import PACKAGES as SINKS
 from rlep.plan.devices import wanted_gpus
+from rlep.services.worker.confinement import missing_layers
 
 PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
 LEAST_CAPABILITY = 8.0  # of a GPU that computes in bfloat16: Ampere
@@ -179,7 +180,13 @@ def secrets(_: Subject) -> Iterator[Finding]:
             yield Finding(name, "ok", str(file))
 
 
+def confined_workers(_: Subject) -> Iterator[Finding]:
+    missing = missing_layers()
+    said = f"without {' and '.join(missing)}: the text of a policy that one runs may reach your files and processes"
+    yield Finding("worker processes", "ok", said if missing else "confined by seccomp and Landlock")
+
+
 MACHINE: tuple[Look, ...] = (
-    python, versions, packages, *BUILDS, gpus, gpu_models, slow_type, rdma, hostname, open_files, secrets,
+    python, versions, packages, *BUILDS, gpus, gpu_models, slow_type, rdma, hostname, open_files, secrets, confined_workers,
 )  # fmt: skip
 """Every check of this machine but ``cluster``, which a run joins itself, and those of what fits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -33,8 +34,7 @@ def grade(
     ] = None,
     network: Annotated[bool, typer.Option("--network", help="Your own function may use the network.")] = False,
     variable: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Environment variable that your own function sees; repeatable."),
+        list[str] | None, typer.Option(metavar="NAME", help="Environment variable that your function sees; repeatable.")
     ] = None,
 ) -> None:
     """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
@@ -55,8 +55,7 @@ def grade(
     with ExitStack() as stack:
         lines = stack.enter_context(file.open(encoding="utf-8-sig", errors="surrogateescape"))
         keys = {"profile": profile, "correct_at": correct_at, "answer_after": answer_after, "network": network}
-        keys["variables"] = variable or []
-        config = section_of(VerifierConfig, "verifier", keys)
+        config = section_of(VerifierConfig, "verifier", {**keys, "variables": variable or []})
         verifier = stack.enter_context(configured_verifier(config, workers=workers))
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())
@@ -77,9 +76,14 @@ def grade(
     if fault := function_fault(profile, shown, list(failures.values())):
         raise VerifierError(fault)
     if unreadable:
-        more = [f"and {len(unreadable) - NAMED} more"] if len(unreadable) > NAMED else []
-        was = "row was" if len(unreadable) == 1 else "rows were"
-        raise UngradedRows("\n  ".join([f"{file}: {len(unreadable):,} {was} not graded", *unreadable[:NAMED], *more]))
+        raise UngradedRows(_named(file, unreadable))
+
+
+def _named(file: Path, unreadable: Sequence[str]) -> str:
+    """Name rows without a verdict, at most ``NAMED`` of them."""
+    more = [f"and {len(unreadable) - NAMED} more"] if len(unreadable) > NAMED else []
+    was = "row was" if len(unreadable) == 1 else "rows were"
+    return "\n  ".join([f"{file}: {len(unreadable):,} {was} not graded", *unreadable[:NAMED], *more])
 
 
 def _lines_of(file: Path) -> int | None:

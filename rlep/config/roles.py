@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -10,7 +11,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from rlep.config.engine_arguments import refusal
-from rlep.config.section import Count, Positive, Processes, Seconds, Section, assigned, clashes, needs, option
+from rlep.config.section import Count, Positive, Processes, Seconds, Section, clashes, needs, option
 from rlep.core.errors import ConfigError
 
 SHARED_UTILIZATION = 0.9
@@ -191,7 +192,7 @@ class VerifierConfig(WorkerRoleConfig):
     def _only_functions_see_variables(self) -> Self:
         if self.variables and not self.profile.startswith("python:"):
             raise ConfigError(
-                f"{assigned('verifier.variables', list(self.variables))} with verifier.profile = {self.profile}: only a "
+                f"verifier.variables = {json.dumps(self.variables)} with verifier.profile = {self.profile}: only a "
                 "python:module:function sees variables; leave it empty"
             )
         return self

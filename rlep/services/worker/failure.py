@@ -40,7 +40,7 @@ def missing_variable(error: BaseException, key: str) -> str:
     """Name the key that passes an environment variable on, where the lack of one is the error; else empty."""
     stack = traceback.extract_tb(error.__traceback__)
     if isinstance(error, KeyError) and stack and stack[-1].filename == os.getenv.__code__.co_filename:
-        return f" (workers get no secrets: name the environment variables that yours may see in {key})"
+        return f" (workers get no secrets: name what yours may see in {key}, or after rlep grade --variable)"
     return ""
 
 

@@ -24,8 +24,8 @@ from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.grading_job import GradingJob
 from rlep.services.verifier.gym import REFUSED, GymVerifier, answer_of, is_readable
 from rlep.services.verifier.gym_tasks import make, task_names
+from rlep.services.verifier.reply import Reply
 from rlep.services.verifier.worker_pool import WorkerPool
-from rlep.services.verifier.worker_process import Reply
 from rlep.services.worker.jail import Limits
 
 ROOT = Path(__file__).parents[3]

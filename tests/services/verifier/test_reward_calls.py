@@ -12,10 +12,10 @@ from rlep.core.errors import ConfigError
 from rlep.services.verifier.grade_rows import grade_rows
 from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.grading_job import GradingJob
+from rlep.services.verifier.reply import Reply
 from rlep.services.verifier.reward_call import Term, terms_of
 from rlep.services.verifier.user_function import source_version
 from rlep.services.verifier.worker_pool import WorkerPool
-from rlep.services.verifier.worker_process import Reply
 from rlep.services.worker.jail import Limits
 
 pytestmark = pytest.mark.usefixtures("functions_on_path")

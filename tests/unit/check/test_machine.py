@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import socket
@@ -349,3 +350,11 @@ def test_compiled_layers_without_a_compiler_are_refused_before_anything_starts(m
     with pytest.raises(ConfigError, match=r"learner\.compile = true needs a C\+\+ compiler"):
         list(build_checks.compiler(Subject(config)))
     assert not list(build_checks.compiler(Subject(config, "collect")))  # which has no learner
+
+
+def test_a_machine_without_a_layer_around_workers_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    (finding,) = machine.confined_workers(Subject(Config()))
+    assert finding.level == "ok"
+    assert finding.detail.startswith("without ")
+    assert "a filter of system calls for riscv64: there is one for x86_64 and aarch64" in finding.detail
