@@ -132,6 +132,6 @@ def test_a_call_that_the_limits_refuse_says_what_allows_it() -> None:
         (found,) = graded(f"{HERE}:tries", [response])
         return found.reason.splitlines()[0]
 
-    allowed = "(functions start no processes; the network and threads need verifier.network = true)"
+    allowed = "(functions start no processes and change no files; the network and threads need verifier.network = true)"
     assert reason("network") == f"PermissionError: [Errno 1] Operation not permitted {allowed}"
     assert reason("thread") == f"RuntimeError: can't start new thread {allowed}"
