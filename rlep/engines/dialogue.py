@@ -21,11 +21,11 @@ import numpy as np
 from rlep.core.episodes import Suffix, ToolCall
 from rlep.core.errors import ModelError
 from rlep.core.thinking import CLOSES, MARK, OPENS, opened
-from rlep.core.tool_calls import answer_of, message_calls, read_tool_calls
 from rlep.core.types import Int32Array, Message
-from rlep.engines.tokenizer import TEMPLATE_FAULTS, Tokenizer
+from rlep.engines.tokenizer import Tokenizer
+from rlep.engines.turn_calls import QUESTION, check_calls_read, common_beginning, read_calls
 
-QUESTION, TURN, THOUGHT, OBSERVATION = "rlep-question", "rlep-turn", "rlep-thought", "rlep-observation"
+TURN, THOUGHT, OBSERVATION = "rlep-turn", "rlep-thought", "rlep-observation"
 """Texts that stand for others in renderings."""
 VERBATIM = ' "rlep"\n<b> &\\ \u00e9 '
 """An observation that a template which trims or quotes texts would write otherwise."""
@@ -43,7 +43,8 @@ class Dialogue:
     def __init__(self, tokenizer: Tokenizer, *, observation_tokens: int) -> None:
         """``observation_tokens``: the most that the texts of one observation have together.
 
-        Raises ``ModelError`` where the template cannot write a tool's message, or does not keep earlier turns.
+        Raises ``ModelError`` where the template cannot write a tool's message, does not keep earlier turns, or writes calls of
+        tools in a form that is not read.
         """
         self._tokenizer, self._most = tokenizer, observation_tokens
         self._role = "tool" if tokenizer.tools else "user"
@@ -51,22 +52,12 @@ class Dialogue:
         if tokenizer.templated:
             self._check_kept()
             self._pieces_of(1)
+            if tokenizer.tools:
+                check_calls_read(tokenizer)
 
     def calls(self, turn: Int32Array) -> Sequence[ToolCall]:
-        """The calls of tools in the policy's ``turn`` ``[n]``, in order; outside its thinking.
-
-        Read by the tokenizer's ``response_template``, if it has one, else as ``read_tool_calls`` says.
-        """
-        backend = self._tokenizer.backend
-        if getattr(backend, "response_template", None) is None:
-            return read_tool_calls(answer_of(self._tokenizer.decode(turn), self._opening))
-        try:
-            parsed = backend.parse_response(
-                turn.tolist(), prefix=self._begins, tools=list(self._tokenizer.tools) or None
-            )
-        except TEMPLATE_FAULTS as error:
-            return [ToolCall("", "{}", f"the call of a tool cannot be read: {error}")]
-        return message_calls(parsed) if isinstance(parsed, dict) else []
+        """The calls of tools in the policy's ``turn`` ``[n]``, in order; see ``read_calls``."""
+        return read_calls(self._tokenizer, turn, self._begins, self._opening)
 
     def suffix(self, turn: Int32Array, texts: Sequence[str]) -> Suffix:
         """What follows the policy's ``turn`` ``[n]``: its end where it has none, the observation, the next turn's beginning.
@@ -161,7 +152,7 @@ class Dialogue:
         """Ids with which the template ends a turn, whatever follows."""
         messages = [Message("user", QUESTION), self._said(1)]
         ends = _rest(self._tokenizer.render(messages, begins_response=False), 1)
-        return self._tokenizer.encode_text(_common(ends, self._after([OBSERVATION])))
+        return self._tokenizer.encode_text(common_beginning(ends, self._after([OBSERVATION])))
 
     def _ended(self, turn: Int32Array, ids: Sequence[int]) -> int:
         """The number of ids at the beginning of a suffix that the turn itself has: to the token that ended it."""
@@ -220,15 +211,9 @@ def _difference(rendered: str, kept: str) -> str:
     """Where a rendering does not begin with ``kept``, for an error; empty where it does."""
     if rendered.startswith(kept):
         return ""
-    at = len(_common(rendered, kept))
+    at = len(common_beginning(rendered, kept))
     before = max(at - SHOWN, 0)
     return f"{rendered[before : at + SHOWN]!r} in place of {kept[before : at + SHOWN]!r}"
-
-
-def _common(one: str, other: str) -> str:
-    """Common beginning of two texts."""
-    alike = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-    return one[: min(len(one), len(other)) if alike is None else alike]
 
 
 def _spaced(token: str) -> str:

@@ -16,7 +16,7 @@ from rlep.config.schema import ModelConfig
 from rlep.core.errors import ModelError
 from rlep.core.model_config import read_config
 from rlep.core.thinking import MARK, opened
-from rlep.core.tool_calls import CLOSE, OPEN
+from rlep.core.tool_calls import CALL_MARKS
 from rlep.core.types import Int32Array, Message
 from rlep.core.versions import check_installed
 
@@ -24,6 +24,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 """A model directory without any of these has no tokenizer."""
 TEMPLATE_FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """Errors that a chat template raises beside jinja2's own errors: its expressions are Python's."""
+CALL_ID = "rlepcall0"
+"""Name of a rendered call: nine letters and digits, as Mistral's templates want it."""
 SPLIT_SAMPLE = "Ann has 8 bags of 7 pens.\n\n  How many?  \\boxed{x^2 + 1.5} \u221a2 \u65e0\u89e3 cafe\u0301"
 """Text whose tokens tell one way of splitting from another: numbers, white space, LaTeX, other scripts, a combining mark."""
 
@@ -74,7 +76,7 @@ class Tokenizer:
     @cached_property
     def _left_out(self) -> frozenset[int]:
         """Ids that ``decode`` leaves out."""
-        kept = {*self.thinking, OPEN, CLOSE}
+        kept = {*self.thinking, *CALL_MARKS}
         return frozenset(index for index, token in self.special.items() if token not in kept)
 
     @cached_property
@@ -217,17 +219,31 @@ class Tokenizer:
 
         ``begins_response``: what begins a response is put at its end. Raises ``ModelError`` where the template fails.
         """
+        return self._rendered([_said(message) for message in messages], begins_response=begins_response)
+
+    def render_call(self, question: str, name: str, arguments: Mapping[str, Any] | str) -> str:
+        """A question and the call of a tool that answers it, as the chat template writes them; see ``render``.
+
+        ``arguments``: as templates of most models take them, or their JSON, as others do.
+        """
+        function = {"name": name, "arguments": arguments}
+        call = {"type": "function", "id": CALL_ID, "function": function}
+        asked = _said(Message("user", question))
+        return self._rendered(
+            [asked, {"role": "assistant", "content": "", "tool_calls": [call]}], begins_response=False
+        )
+
+    def _rendered(self, conversation: Sequence[Mapping[str, Any]], *, begins_response: bool) -> str:
         from jinja2 import TemplateError
 
         system = self._model.system_prompt
-        if system is not None and (not messages or messages[0].role != "system"):
-            messages = (Message("system", system), *messages)
+        if system is not None and (not conversation or conversation[0]["role"] != "system"):
+            conversation = (_said(Message("system", system)), *conversation)
         name, template = self.template_name, self.chat_template
-        conversation = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return str(
                 self._backend.apply_chat_template(
-                    conversation,
+                    list(conversation),
                     chat_template=template,
                     tools=list(self.tools) or None,
                     tokenize=False,
@@ -239,6 +255,10 @@ class Tokenizer:
             raise ModelError(f"{name}: the chat template refuses a prompt: {error}") from error
         except TEMPLATE_FAULTS as error:
             raise ModelError(f"{name}: the chat template fails with a prompt: {error!r}") from error
+
+
+def _said(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.content}
 
 
 def reads_variable(template: str, name: str) -> bool:

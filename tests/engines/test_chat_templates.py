@@ -32,10 +32,9 @@ TOOLS_REFUSED = STEP_REFUSED | {
     "deepseek": SECOND,  # nothing begins a turn after an answer
     "diffusion_gemma": SECOND,  # answers are parts of the turn that called
     "gemma4": SECOND,
+    "gemma4_v2": "writes the call of a tool as '<|tool_call>call:look_up.*does not see as a call".replace("|", r"\|"),
     "gptoss": "no previous assistant message with a tool call",
 }
-PLAIN_TOOLS = ("gemma4_v2",)
-"""Write a message of the role tool as any other."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def follows(model: Path, template: Path, *, tools: bool) -> str:
     """What follows a turn that has no end, with ``the answer`` as the observation."""
     tokenizer = load_tokenizer(model, ModelConfig(path=model, template_file=template))
-    tokenizer.backend.bos_token = "<s>"
+    tokenizer.backend.add_special_tokens({"bos_token": "<s>"})
     tokenizer = tokenizer.with_tools([ADD]) if tools else tokenizer
     suffix = Dialogue(tokenizer, observation_tokens=512).suffix(ids(tokenizer, "4"), ["the answer"])
     return shown(tokenizer, suffix.tokens)
@@ -63,7 +62,7 @@ def reason(name: str, refused: dict[str, str]) -> str | None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_template_goes_on_after_a_turn_or_is_refused(name: str, tools: bool, model: Path) -> None:
     why = reason(name, TOOLS_REFUSED if tools else STEP_REFUSED)
-    if why is not None and not (tools and name in PLAIN_TOOLS):
+    if why is not None:
         with pytest.raises(ModelError, match=why):
             follows(model, SHIPPED[name], tools=tools)
         return

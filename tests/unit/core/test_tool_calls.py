@@ -133,3 +133,100 @@ def test_a_parsed_message_has_its_calls() -> None:
     assert message_calls({"tool_calls": function}) == [ADD]
     (bad,) = message_calls({"tool_calls": ["add"]})
     assert "no object" in bad.fault
+
+
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {
+            "properties": {
+                "text": {"type": "string"},
+                "code": {"type": "string", "nullable": True},
+                "limit": {"type": "integer"},
+                "exact": {"type": "boolean"},
+                "options": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+            }
+        },
+    },
+}
+VALUES = {"text": 'say "\u00e9"\n <b>', "code": "75001", "limit": 3, "exact": True, "options": {"near": [1, None]}}
+WRITTEN = {"text": VALUES["text"], "code": "75001", "limit": "3", "exact": "True", "options": '{"near": [1, null]}'}
+XML = "<function=look_up>\n{}</function>".format(
+    "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in WRITTEN.items())
+)
+TAGGED = "look_up\n" + "".join(
+    f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in WRITTEN.items()
+)
+PYTHON = "[look_up(text='say \"\u00e9\"\\n <b>', code=\"75001\", limit=3, exact=True, options={'near': [1, null]})]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Let me see.\n<tool_call>\n{XML}\n</tool_call>",
+        f"<tool_call>{XML}",
+        XML,
+        f"<seed:tool_call>\n{XML}\n</seed:tool_call>",
+        f"<tool_call>{TAGGED}</tool_call>",
+        f"<tool_call>{TAGGED}".replace("\n<arg", "<arg"),
+        f"<|tool_call_start|>{PYTHON}<|tool_call_end|>Done.",
+        PYTHON.replace("\\n", "\n"),
+    ],
+)
+def test_calls_in_xml_and_python_have_the_types_of_the_tool(text: str) -> None:
+    (call,) = read_tool_calls(text, [LOOK_UP])
+    assert (call.fault, call.name, json.loads(call.arguments)) == ("", "look_up", VALUES)
+
+
+def test_a_list_in_python_calls_only_what_is_a_tool() -> None:
+    assert read_tool_calls("[f(x=2), f(x=3)]", [LOOK_UP]) == []
+    assert read_tool_calls("[look_up(limit=2), look_up()]", [LOOK_UP]) == [
+        ToolCall("look_up", '{"limit": 2}'),
+        ToolCall("look_up", "{}"),
+    ]
+    assert read_tool_calls("<tool_call>ping</tool_call>") == [ToolCall("ping", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("<tool_call><function=f><parameter=a>1", "the value of a has no end"),
+        ("<tool_call><function=f>1</function></tool_call>", "</function> does not follow, in the call of f"),
+        ("<tool_call><function=>", "not followed by a name"),
+        ("<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>", "the value of a has no end"),
+        ("<|tool_call_start|>[f(1)]<|tool_call_end|>", "not written as key=value"),
+        (f"<|tool_call_start|>[f(a={'[' * 100_000})]<|tool_call_end|>", "nested too deeply"),
+        (f"<|tool_call_start|>[f(a={'9' * 5000})]<|tool_call_end|>", "Exceeds the limit"),
+        ("<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", "no JSON"),
+        ("<function=f>" + "<parameter=a></parameter>" * 2 + "<parameter=b>" * 9, "has no end"),
+    ],
+)
+def test_a_call_in_xml_or_python_that_cannot_be_read_says_why(text: str, why: str) -> None:
+    (call,) = read_tool_calls(text)
+    assert why in call.fault
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<function=f>",
+        "<tool_call><function=f><parameter=a>",
+        "<tool_call><function=f><parameter=a></parameter>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>",
+        "<|tool_call_start|>[f(a='",
+        "<|tool_call_start|>[f(a={'",
+        "<tool_call><function=f><parameter=a>\n</think>",
+        "<|tool_call_start|>[f(a=[",
+    ],
+)
+def test_endless_calls_are_read_to_the_limit(piece: str) -> None:
+    assert len(read_tool_calls(answer_of(piece * 40_000))) <= MOST_CALLS
+
+
+@pytest.mark.parametrize("call", [XML, f"<tool_call>{TAGGED}</tool_call>"])
+def test_a_mark_of_thinking_in_a_value_of_xml_ends_no_thinking(call: str) -> None:
+    said = call.replace("<b>", "</think>")
+    assert answer_of(f"<think>hm</think>{said}") == said
+    (read,) = read_tool_calls(said, [LOOK_UP])
+    assert json.loads(read.arguments)["text"] == 'say "\u00e9"\n </think>'
