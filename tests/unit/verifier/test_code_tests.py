@@ -10,7 +10,7 @@ from rlep.services.verifier.code_tests import read_tests
 
 @pytest.mark.parametrize("expected", ["[0]*100000*3000", "'ab'*100000*6", "[0]*100000*10 + [0]", "((1,)*1000*1000)*2"])
 def test_a_value_of_more_than_a_million_items_is_refused_before_it_is_computed(expected: str) -> None:
-    with pytest.raises(DataError, match="is no literal|more than 1,000,000 items"):
+    with pytest.raises(DataError, match=r"is no literal|more than 1,000,000 items"):
         read_tests(json.dumps({"tests": [f"assert f(1) == {expected}"]}))
 
 
