@@ -10,7 +10,7 @@ from rlep.core.errors import ConfigError, VerifierError
 from rlep.core.types import NOT_ASKED, Asked, Status, Verdict
 from rlep.services.verifier.worker_pool import WorkerPool
 
-VERSION = "6"
+VERSION = "7"
 """Raised whenever a verdict of rlep's own verifiers may change."""
 
 

@@ -62,6 +62,9 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _DEFAULT_RELATIVE = 1e-9  # of math.isclose
 _APPROX_RELATIVE, _APPROX_ABSOLUTE = 1e-6, 1e-12  # of pytest.approx
 
+_MOST_ITEMS = 10**6
+"""Items of a list or text that a test may compute here, before it is computed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -306,6 +309,9 @@ def _computed(operation: ast.operator, left: Any, right: Any) -> Any:
         raise _Unfit("a product or a power of its numbers is too large")
     if isinstance(operation, ast.Pow) and isinstance(right, int) and right > 1000:
         raise _Unfit("a power of its numbers is too large")
+    items = sum(len(one) for one in (left, right) if isinstance(one, str | bytes | list | tuple))
+    if items * (largest if isinstance(operation, ast.Mult) else 1) > _MOST_ITEMS:
+        raise _Unfit(f"a value of more than {_MOST_ITEMS:,} items")
     if isinstance(operation, ast.Mod) and isinstance(left, str | bytes):
         raise _Unfit("text is formatted by %")
     try:

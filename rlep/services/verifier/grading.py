@@ -14,7 +14,7 @@ from typing import Any, Literal
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify.grader import should_treat_as_complex, verify
 
-from rlep.services.verifier import notation, quantity, words
+from rlep.services.verifier import mixed, notation, quantity, words
 from rlep.services.verifier.latex import agree, approximate, letters, statements
 from rlep.services.verifier.latex.same import same
 from rlep.services.verifier.latex.statements import Answer
@@ -101,6 +101,8 @@ def compare(gold: Reading, target: Reading) -> Found:
     if gold.phrase is not None or target.phrase is not None:
         alike = gold.phrase == target.phrase or words.same_letters(gold.latex, target.latex)
         return "correct" if alike else "wrong"
+    if (ordered := mixed.same_mixed(gold.latex, target.latex)) is not None and not _are_quantities(gold, target):
+        return "correct" if ordered else "wrong"
     if target.answer is None:
         return "unparsable"
     if (
@@ -129,6 +131,11 @@ def _compare_written_out(gold: Reading, target: Reading) -> Found | None:
     if one[1] and two[1]:
         return compare(_read_side(one[1]), _read_side(two[1]))
     return "correct" if one[0] and two[0] else "wrong"
+
+
+def _are_quantities(*sides: Reading) -> bool:
+    """Tell whether all sides are numbers with their units, which are compared as such."""
+    return all(side.quantity.unit is not None for side in sides)
 
 
 def _alone(latex: str) -> tuple[str, str]:

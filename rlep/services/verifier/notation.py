@@ -84,7 +84,7 @@ _COMMANDS = (
                 re.DOTALL), lambda match: match.group(1).replace("&", " ")),
     (re.compile(r"\\(?:fbox|framebox|ovalbox)\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\(?:checkmark|blacksquare|square|qed)(?![a-zA-Z])\s*\Z"), ""),
-    (re.compile(r"\\text\{\s*[.!]?\s*\}\s*\Z"), ""),
+    (re.compile(r"\\text\{\s*\.?\s*\}\s*\Z"), ""),
     (re.compile(r"\\math(?:op|ord|rel|bin|inner|strut)\s*(?=\{)"), ""),
     (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}|\\[hv]?phantom\s*\{[^{}]*\}"), ""),
     (re.compile(r"\\frac\s*(\\(?:pi|theta|alpha|beta|lambda))\s*([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
@@ -140,7 +140,7 @@ _SET_BUILDER = re.compile(
 )
 _GROUPS = re.compile(r"\\[{}]|[()\[\]]|(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 
-_INFINITY = re.compile(r"(?<![a-zA-Z\\])(?:\\text\{\s*)?infin(?:ity|ite)(?:\s*\})?(?![a-zA-Z])", re.IGNORECASE)
+_INFINITY = re.compile(r"(?<![a-zA-Z\\])(?:\\text\{\s*)?infinity(?:\s*\})?(?![a-zA-Z])", re.IGNORECASE)
 _BAR = r"\\(?:overline|bar|dot)\s*\{?\s*(\d{1,60})\s*\}?"
 _REPEATING = re.compile(rf"(?<![\d.])(\d{{1,60}})\.(\d{{0,60}})(?:{_BAR}|\((\d{{1,60}})\)(?!\s*[\^\d]))")
 _DOTTED = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{3,120})\s*(?:\\[lc]?dots|\\ldots|\.\.\.)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|operatorname|rm|bf)\s*\{([^{}]*)\}")
+TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|operatorname|rm|bf)\s*\{([^{}]*)\}")
 _APPLIED = re.compile(r".*\\operatorname\s*\{[^{}]*\}\s*[a-zA-Z\\]", re.DOTALL)
 """The name of a function before its operand."""
 _PHRASE = re.compile(r"[^\W\d_]+(?:[' \-]+[^\W\d_]+)*")
@@ -35,7 +35,7 @@ def phrase_of(latex: str) -> str | None:
     """
     if _APPLIED.match(latex):
         return None
-    bare = _COMMAND.sub(r" \1 ", latex)
+    bare = TEXT.sub(r" \1 ", latex)
     marked = bare != latex
     if clock := _CLOCK.fullmatch(bare):
         return f"{int(clock.group(1))}:{clock.group(2)} {clock.group(3).lower()}m"
@@ -115,7 +115,7 @@ MEANINGS = {
 
 def same_letters(one: str, other: str) -> bool:
     """Tell whether both are nothing else than the same letters."""
-    bare = ["".join(_COMMAND.sub(r"\1", latex).split()) for latex in (one, other)]
+    bare = ["".join(TEXT.sub(r"\1", latex).split()) for latex in (one, other)]
     return all(letters.isascii() and letters.isalpha() for letters in bare) and bare[0] == bare[1]
 
 
@@ -141,7 +141,7 @@ def same_choices(gold: str, target: str) -> bool | None:
 
 def _side_by_side(latex: str) -> list[str] | None:
     """Three and more letters from A to H without anything between, in the order of the alphabet."""
-    letters = _COMMAND.sub(r"\1", latex).strip(" .{}")
+    letters = TEXT.sub(r"\1", latex).strip(" .{}")
     ordered = bool(_RUN.fullmatch(letters)) and list(letters) == sorted(set(letters))
     return list(letters) if ordered else None
 
@@ -169,7 +169,7 @@ def choice_of(latex: str) -> str:
 
 
 def _choices_of(latex: str) -> list[str] | None:
-    bare = _CHOICE_WORD.sub("", _COMMAND.sub(r" \1 ", latex).strip(" .{}")).strip(" .")
+    bare = _CHOICE_WORD.sub("", TEXT.sub(r" \1 ", latex).strip(" .{}")).strip(" .")
     if _PAIR.fullmatch(latex.strip()) and bare[0] != bare[1]:
         return list(bare)
     letters = [part for part in _CHOICES.split(bare) if part]

@@ -211,6 +211,8 @@ def _asks_for_parts(node: Node) -> bool:
 def _may_multiply(name: str, arguments: list[Node], bare: set[str]) -> bool:
     """Tell whether a letter before a bracket may be a factor: it also stands alone, or a sum is in the bracket."""
     sums = all(argument.kind == "sum" for argument in arguments)
+    if len(set(arguments)) > 1 and any(argument.kind == "name" for argument in arguments):
+        return False  # as in ``a(n)=a(n-1)+2``
     if "'" in name or name in ("f", "F") or is_word(name):
         return False
     if name in _FUNCTION_LETTERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
@@ -9,6 +10,9 @@ from fractions import Fraction
 from rlep.services.verifier.latex.nodes import Node, is_word
 from rlep.services.verifier.latex.tokens import Token, Unreadable, between, closing, spelled
 from rlep.services.verifier.latex.vocabulary import FONTS, FUNCTIONS, MARKS
+
+_LETTER = re.compile(r"(?!i\Z)[^\W\d_]'*")
+"""A name that is one plain letter, but for the imaginary unit."""
 
 
 class Scanner(ABC):
@@ -186,8 +190,9 @@ def beside(left: Node, right: Node) -> Node:
         if last.kind in ("number", "group") or numeric:
             raise Unreadable("a number behind a number or a bracket")
     numeric = right.kind == "number" or (right.kind in ("power", "degrees") and right.parts[0].kind == "number")
-    if numeric and (left.parts[-1] if left.kind == "product" else left).name.startswith("\\text{"):
-        raise Unreadable("a number behind words")
+    before = left.parts[-1] if left.kind == "product" else left
+    if numeric and (before.name.startswith("\\text{") or (before.kind == "name" and _LETTER.fullmatch(before.name))):
+        raise Unreadable("a number behind words or a letter")  # as ``2 hours 30 minutes``, in which the order counts
     if is_number_set(left) or is_number_set(right):
         raise Unreadable("a set of numbers as a factor")
     fraction = right.kind == "quotient" and right.name == "frac"
