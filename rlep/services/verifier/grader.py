@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from typing import cast
+import sys
+from pathlib import Path
+from typing import cast, get_args
 
 from rlep.config.roles import FUNCTIONS, MathProfile, VerifierConfig
+from rlep.core.builds import installed
 from rlep.core.versions import check_installed
-from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.base import VERSION, BaseVerifier
+from rlep.services.verifier.gym import package_version
+from rlep.services.verifier.judge import read_judge
+from rlep.services.verifier.reward_call import terms_of
 from rlep.services.worker.jail import Limits
+from rlep.services.worker.source import code_versions
 
+_SYMBOLIC = ("math-verify", "latex2sympy2-extended", "sympy")
+"""Packages that the mathematical profiles compare answers with."""
 _GRACE_S = 30.0
 """After its deadline a process has this long to say so."""
+
+
+def grader_of(config: VerifierConfig) -> str:
+    """Name what decides the verdicts of a configuration, with the versions of its code, without starting it.
+
+    Raises ``ConfigError`` where there is no such code.
+    """
+    kind, _, argument = config.profile.partition(":")
+    parts = {config.profile: VERSION}
+    if kind == "judge":
+        parts = {config.profile: read_judge(Path(argument)).digest}
+    elif kind == "python":
+        parts = {config.profile: ""}
+        for term in terms_of(argument):
+            parts |= code_versions(term.function, "verifier function")
+    elif kind == "reasoning-gym":
+        parts |= {kind: f"{VERSION} with {package_version()}"}
+    elif kind == "code":
+        parts |= {"Python": ".".join(map(str, sys.version_info[:2]))}
+    elif kind in get_args(MathProfile) and kind != "dapo":
+        parts |= {name: found for name in _SYMBOLIC if (found := installed(name)) is not None}
+    return ", ".join(f"{name} {version}".rstrip() for name, version in parts.items())
 
 
 def configured_verifier(config: VerifierConfig, *, workers: int = 1) -> BaseVerifier:
