@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlep.check.data_checks import check_stated, check_stated_teacher
 from rlep.check.fit_checks import memory_here, missing_cpus
 from rlep.check.inputs import Subject, shape_in
 from rlep.check.pool_place import pool_exists, pool_place
@@ -26,7 +27,8 @@ from rlep.services.pool.rpc.places import served
 def read_known(config: Config) -> Known:
     """Model, data and pool, as far as they are there; a missing one is planned around and named.
 
-    Raises ``ModelError`` or ``DataError`` for a directory without a model, and for a name that the hub does not know.
+    Raises ``ModelError`` or ``DataError`` for a directory without a model, for a name that the hub does not know, and for a
+    model that ``rlep check`` refuses by its ``config.json``.
     """
     missing: list[str] = []
     subject = Subject(config, weights=False)
@@ -63,6 +65,9 @@ def _shape(subject: Subject, missing: list[str]) -> ModelShape:
     except HubAway as error:
         taught, teacher = subject.config.loss.teacher, None
         missing.append(f"loss.teacher = {taught}: {error}; planned without the teacher's memory")
+    check_stated(subject)
+    if teacher is not None:
+        check_stated_teacher(subject.config, teacher)
     return shape_in([subject.model, *([] if teacher is None else [teacher])])
 
 
