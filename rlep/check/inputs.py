@@ -138,7 +138,9 @@ class Subject:
         if digest_of and self.train is not None and self.evaluation is not None:
             check_same_rows(self.train.prompts, self.evaluation.prompts)
         grader = grader_digest(self.config)
-        return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation, taught, digest_of, grader, self.dialogue)
+        return Inputs(
+            self.tokenizer, rows, digest, self.train, self.evaluation, taught, digest_of, grader, self.dialogue
+        )
 
     def _directory(self, teacher: ModelConfig) -> Path:
         path = model_directory(teacher, weights=self._weights)

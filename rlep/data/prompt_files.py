@@ -194,8 +194,11 @@ def _spelling(kind: Any) -> Callable[[Any], Any] | None:
         return inner and (lambda value: None if value is None else [inner(part) for part in value])
     if pa.types.is_struct(kind):
         parts = {field.name: spelled for field in kind if (spelled := _spelling(field.type)) is not None}
-        changed = lambda value: {name: parts[name](part) if name in parts else part for name, part in value.items()}  # noqa: E731
-        return (lambda value: None if value is None else changed(value)) if parts else None
+
+        def spell_parts(value: dict[str, Any] | None) -> dict[str, Any] | None:
+            return value and {name: parts[name](part) if name in parts else part for name, part in value.items()}
+
+        return spell_parts if parts else None
     return None
 
 

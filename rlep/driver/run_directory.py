@@ -99,6 +99,9 @@ class Facts:
     """Names what decides the rewards, with the versions of its code."""
 
 
+MAX_PARTS = 5
+"""Changed parts of a grader that are named."""
+
 WRITTEN_LATER = ("logs", "timeline.json", "rollouts")
 """Entries that a command writes in its directory beside those it opens, also where its actors do not start."""
 
@@ -298,10 +301,14 @@ def how_to_accept(name: str) -> str:
 def changed_parts(before: str, now: str) -> tuple[str, str]:
     """Return two digests without the parts that they share: a grader's names each module and package with its version."""
     held, found = before.split(", "), now.split(", ")
-    return (
-        ", ".join(part for part in held if part not in found) or before,
-        ", ".join(part for part in found if part not in held) or now,
-    )
+    gone = [part for part in held if part not in found]
+    new = [part for part in found if part not in held]
+    return _first_parts(gone) or before, _first_parts(new) or now
+
+
+def _first_parts(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - MAX_PARTS} more" if len(parts) > MAX_PARTS else ""
+    return ", ".join(parts[:MAX_PARTS]) + more
 
 
 def _manifest(facts: Facts, created: float) -> dict[str, object]:

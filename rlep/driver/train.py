@@ -285,7 +285,9 @@ class Training:
         state = self._beginning
         if checkpoint is not None:
             self._check_state(checkpoint.path, checkpoint.state)
-            inputs = {name: getattr(state, f"{name}_digest") for name in ("data", "tokenizer", "pool", "template", "grader")}
+            inputs = {
+                name: getattr(state, f"{name}_digest") for name in ("data", "tokenizer", "pool", "template", "grader")
+            }
             state = replace(checkpoint.state, **{f"{name}_digest": digest for name, digest in inputs.items()})
             if not state.unrecorded:  # the points may have changed since
                 state = replace(state, evaluated=state.reached(self._run.config.evaluation.compute))

@@ -14,6 +14,7 @@ from rlep.services.verifier.gym import package_version
 from rlep.services.verifier.judge import read_judge
 from rlep.services.verifier.reward_call import terms_of
 from rlep.services.worker.jail import Limits
+from rlep.services.worker.process import START_SECONDS
 from rlep.services.worker.source import code_versions
 
 _SYMBOLIC = ("math-verify", "latex2sympy2-extended", "sympy")
@@ -81,13 +82,23 @@ def limits_of(config: VerifierConfig) -> Limits:
     """Return the limits of one response; a wall-clock limit below its CPU time would be the only one."""
     if config.network or config.profile.startswith("judge:"):
         return network_limits(config)
-    return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
+    return Limits(
+        cpu_seconds=config.cpu_seconds,
+        first_seconds=_first_seconds(config),
+        wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds),
+    )
+
+
+def _first_seconds(config: VerifierConfig) -> float:
+    """CPU time of a process's first job: code of others may import and build as it is called, as it may where it is imported."""
+    return START_SECONDS if config.profile.startswith(("python:", "reasoning-gym")) else 0.0
 
 
 def network_limits(config: VerifierConfig) -> Limits:
     """Return the limits of a function that uses the network: its process itself keeps the deadline."""
     return Limits(
         cpu_seconds=config.cpu_seconds,
+        first_seconds=_first_seconds(config),
         wall_seconds=config.deadline_s + _GRACE_S,
         memory_mb=4096,
         recycle_mb=1024,

@@ -17,6 +17,9 @@ from rlep.services.worker import frames
 from rlep.services.worker.jail import Limits
 from rlep.services.worker.process import START_SECONDS, end_process, start_process
 
+FIRST_TRIES = 2
+"""Processes in a row that may use up the time of a first job: a function that never ends does not get it each time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -51,6 +54,10 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = bytearray()
         self._batches = 0
+        self._fresh = True
+        """The runner has answered no job yet."""
+        self._spent = 0
+        """Runners in a row that used up the time of a first job without an answer."""
         self._alone = False
         """A process was lost with several jobs in work: one at a time, until it is known which of them it was."""
 
@@ -95,7 +102,15 @@ class WorkerProcess:
             self.start()
         self._batches += 1
         at_once = 1 if self._alone else self._limits.at_once
-        self._send({"batch": self._batches, "jobs": list(map(astuple, jobs)), "at_once": at_once})
+        first_seconds = self._limits.first_seconds if self._spent < FIRST_TRIES else 0.0
+        self._send(
+            {
+                "batch": self._batches,
+                "jobs": list(map(astuple, jobs)),
+                "at_once": at_once,
+                "first_seconds": first_seconds,
+            }
+        )
         accepted = False
         wanted = len(replies) + len(jobs)
         started = time.perf_counter()
@@ -111,18 +126,23 @@ class WorkerProcess:
                 if not accepted:
                     raise WorkerLost(f"no sign of life for {START_SECONDS:g} s")
                 self.kill()
+                self._spent += self._fresh
                 self._blame(Reply("timeout", None, now - started), replies, wanted, at_once)
                 return
             if isinstance(message, list):
                 replies.append(Reply(*message))
+                self._spent *= not self._fresh
+                self._fresh, patience = False, self._limits.wall_seconds
             elif "failed" in message:
                 raise VerifierError(f"the verifier process ({self._task}) cannot serve: {message['failed']}")
             elif "away" in message:
                 waited = f"{self._limits.deadline_s:g} s (verifier.deadline_s)"
                 raise JudgeAway(f"the server behind {self._task} could not be reached for {waited}: {message['away']}")
             elif message.get("batch") == self._batches:
-                accepted, patience = True, self._limits.wall_seconds
+                accepted, self._fresh = True, message["first"]
+                patience = max(self._limits.wall_seconds, first_seconds * self._fresh)
             elif "ended" in message and accepted:
+                self._spent += self._fresh and message["ended"] == "timeout"
                 ended = message["ended"]  # a job may leave with the exit code of a runner that is recycled
                 crashed = ended in ("crashed", "recycled")
                 reply = Reply("crashed" if crashed else ended, None, now - started, message["how"] if crashed else "")

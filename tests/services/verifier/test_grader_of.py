@@ -35,12 +35,12 @@ def test_a_functions_name_changes_with_its_file_and_with_each_module_of_the_user
     before = named("python:rw_of_mine:f")
     own = {"rw_of_mine", "rules_of_mine", "rules_of_mine.even", "rules_of_mine.deeper"}
     assert before.keys() == {"python:rw_of_mine:f", *own, "sympy"}
-    for file in files:
-        file.write_text(files[file] + "# another\n")
+    for file, text in files.items():
+        file.write_text(text + "# another\n")
         after = named("python:rw_of_mine:f")
         module = ".".join(file.relative_to(tmp_path).with_suffix("").parts).removesuffix(".__init__")
         assert {name for name in own if after[name] != before[name]} == {module}
-        file.write_text(files[file])
+        file.write_text(text)
     assert named("python:rw_of_mine:f") == before
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from rlep.core.errors import DataError
 from rlep.data.prompt_files import read_rows
+from rlep.data.prompt_rows import Wanted
 
 QUESTIONS = [f"question {n} of many {'x' * (n % 7)}" for n in range(1000)]
 NUMBERS = [
@@ -82,7 +83,9 @@ def test_texts_are_read_in_every_encoding_page_version_and_compression(
     path = tmp_path / "data.parquet"
     table = pa.table({"question": QUESTIONS, "answer": pa.array(range(1000)), "share": pa.array([0.5] * 1000)})
     columns = {"question": encoding, "answer": "DELTA_BINARY_PACKED", "share": "BYTE_STREAM_SPLIT"}
-    how = {"use_dictionary": True} if encoding == "dictionary" else {"use_dictionary": False, "column_encoding": columns}
+    how = (
+        {"use_dictionary": True} if encoding == "dictionary" else {"use_dictionary": False, "column_encoding": columns}
+    )
     pq.write_table(table, path, compression=compression, data_page_version=version, **how)
     assert [(row.question, row.reference) for row in read_rows(path)] == [
         (question, str(n)) for n, question in enumerate(QUESTIONS)
@@ -108,11 +111,9 @@ def test_a_text_that_is_repeated_by_its_beginning_is_refused_before_it_is_unpack
     table = pa.table({"prompt": questions, "answer": ["1"] * 2000})
     lists = pa.table({"prompt": pa.array([[{"role": "user", "content": "x" * 2_000_000}] * 700]), "answer": ["1"]})
     for one, name in ((table, "prompt"), (lists, "prompt.list.element.content")):
-        pq.write_table(
-            one, path, use_dictionary=False, column_encoding={name: "DELTA_BYTE_ARRAY"}, compression="zstd"
-        )
+        pq.write_table(one, path, use_dictionary=False, column_encoding={name: "DELTA_BYTE_ARRAY"}, compression="zstd")
         if one is lists:
-            with pytest.raises(DataError, match="may unpack to more than|at most"):
+            with pytest.raises(DataError, match=r"may unpack to more than|at most"):
                 list(read_rows(path))
         else:
             assert path.stat().st_size < 1 << 20
@@ -122,7 +123,5 @@ def test_a_text_that_is_repeated_by_its_beginning_is_refused_before_it_is_unpack
 def test_json_is_written_of_rows_with_narrow_numbers(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     pq.write_table(pa.table({"question": ["q"], "answer": ["1"], "x": pa.array([0.1], pa.float32())}), path)
-    from rlep.data.prompt_rows import Wanted
-
     (row,) = read_rows(path, Wanted(columns=True))
     assert json.loads(row.columns)["x"] == 0.1

@@ -252,3 +252,10 @@ def test_another_grader_under_the_same_name_is_refused_with_its_changed_parts_un
 def test_a_run_of_before_the_grader_was_recorded_goes_on(tmp_path: Path) -> None:
     stepped(tmp_path)
     RunDirectory(tmp_path, config_of(), Facts("train", "model", "tok", "data", grader_digest="math 6")).close()
+
+
+def test_an_empty_table_is_said_as_a_shell_and_toml_take_it(tmp_path: Path) -> None:
+    stepped(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"add: --set 'model.template=\"none\"'"):
+        RunDirectory(tmp_path / "run", config_of(model={"template": {"enable_thinking": False}}), FACTS)
+    assert load_config([], ['model.template="none"']).model.template == {}
