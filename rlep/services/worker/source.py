@@ -7,7 +7,8 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -46,7 +47,7 @@ def code_versions(named: str, what: str) -> dict[str, str]:
     """
     first = named.partition(":")[0]
     found = {first: _hash(source_of(named, what))}
-    packages = _packages_of(first) if _is_installed(_origin(first)) else set()
+    packages = _packages_of(first) if _is_installed(first, _origin(first)) else set()
     waiting, seen = [first], {first}
     while waiting:
         for module in _imported(waiting.pop()):
@@ -55,7 +56,7 @@ def code_versions(named: str, what: str) -> dict[str, str]:
                 continue
             seen.add(module)
             origin = _origin(module)
-            if _is_installed(origin):
+            if _is_installed(module, origin):
                 packages |= _packages_of(module)
             elif origin is not None:
                 found[module] = _hash(origin.read_bytes())
@@ -99,15 +100,24 @@ def _origin(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin is not None and Path(spec.origin).is_file() else None
 
 
-def _is_installed(origin: Path | None) -> bool:
-    return origin is not None and bool(
-        {*INSTALLED} & {*origin.parts} or origin.is_relative_to(sysconfig.get_path("stdlib"))
-    )
+def _is_installed(module: str, origin: Path | None) -> bool:
+    """Tell whether a module's file is one that a package brought, whose version stands for it, rather than the user's own."""
+    if origin is None:
+        return False
+    if {*INSTALLED} & {*origin.parts} or origin.is_relative_to(sysconfig.get_path("stdlib")):
+        return True
+    brought = (metadata.distribution(name) for name in _packages_of(module))  # of ``pip install --target``
+    return any(one.read_text("RECORD") and origin.is_relative_to(str(one.locate_file(""))) for one in brought)
 
 
 def _packages_of(module: str) -> set[str]:
     """Names of the installed packages that bring a module."""
-    return set(metadata.packages_distributions().get(module.partition(".")[0], ()))
+    return set(_packages().get(module.partition(".")[0], ()))
+
+
+@cache
+def _packages() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
 
 
 def _hash(source: bytes) -> str:
@@ -116,5 +126,13 @@ def _hash(source: bytes) -> str:
 
 def _found(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """Ask the finders of modules, as an import does; ``path``: of the package that it is in."""
-    specs = (finder.find_spec(module, path) for finder in sys.meta_path)
-    return next((spec for spec in specs if spec is not None), None)
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(module, path)
+        except KeyError:  # a folder without __init__.py: Python asks the imported package around it where it is
+            spec = ModuleSpec(module, None, is_package=True)
+            folders = [Path(place) / module.rpartition(".")[2] for place in path or ()]
+            spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+        if spec is not None:
+            return spec
+    return None

@@ -61,3 +61,13 @@ def test_rleps_own_graders_have_the_versions_of_what_grades() -> None:
     assert named("math").keys() == {"math", "math-verify", "latex2sympy2-extended", "sympy"}
     assert named("code").keys() == {"code", "Python"}
     assert named("dapo").keys() == {"dapo"}
+
+
+def test_a_module_in_folders_without_init_files_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "bare_outer" / "bare_inner"
+    folder.mkdir(parents=True)
+    (folder / "rule.py").write_text("from .other import x\ndef f(response): return x\n")
+    (folder / "other.py").write_text("x = 1\n")
+    profile = "python:bare_outer.bare_inner.rule:f"
+    assert named(profile).keys() == {profile, "bare_outer.bare_inner.rule", "bare_outer.bare_inner.other"}
