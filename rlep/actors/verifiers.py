@@ -17,6 +17,7 @@ from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded
 from rlep.core.types import Asked, Completion, Prompt, Verdict
 from rlep.services.verifier.grader import configured_verifier, limits_of
+from rlep.services.verifier.worker_process import FIRST_TRIES
 
 BATCH = 64
 """Responses in one call: enough to make the call itself cheap, few enough to spread one prompt's responses."""
@@ -71,6 +72,7 @@ class VerifierPool(WorkerRole[WorkerReplica]):
         truncated = [completion.finish_reason == "length" for completion in part]
         # Each response, of this call and of one before it, may last until its wall-clock limit.
         deadline = 60 + self._limits.wall_seconds * math.ceil((BATCH + len(texts)) / self._limits.at_once)
+        deadline += FIRST_TRIES * self._limits.first_seconds
         while True:
             replica = await self._free_replica(MOST_CALLS)
             handle = replica.actor.living

@@ -52,16 +52,12 @@ def model(subject: Subject) -> Iterator[Finding]:
     """Check the model's directory, its tokenizer, and that engines and learner take its shape."""
     config = subject.config
     path, _ = subject.model, subject.tokenizer
-    check_context(config, config.model)
-    check_divided(config)
+    check_stated(subject)
     fingerprint(path)
     check_index(path, [file.name for file in path.iterdir()])
-    check_unquantised(path)
-    check_heads(subject)
     check_output_head(path)
     check_stops(subject)
     if subject.learns:
-        check_family(path, config.context)
         check_lora_targets(config)
     yield Finding("model", "ok", model_text(config.model))
 
@@ -72,10 +68,8 @@ def teacher(subject: Subject) -> Iterator[Finding]:
         return
     config, taught = subject.config, subject.config.models[1]
     tokenizer, _ = load_tokenizer(path), fingerprint(path)
-    check_unquantised(path)
-    check_family(path, config.context)
+    check_stated_teacher(config, path)
     check_output_head(path)
-    check_context(config, taught)
     if tokenizer.digest != subject.tokenizer.digest:
         raise ModelError(
             f"loss.teacher = {taught.path} has tokenizer {tokenizer.digest}, {config.model.path} has "
@@ -221,6 +215,24 @@ def input_notes(subject: Subject) -> list[str]:
     if held_out and (both := sum(prompt.id in known for prompt in held_out.prompts)):
         lines.append(f"{both} of {counted(len(held_out), 'evaluation question')} are training questions too")
     return lines
+
+
+def check_stated(subject: Subject) -> None:
+    """Refuse a model by its ``config.json`` alone. Raises ``ModelError`` or ``ConfigError``."""
+    config, path = subject.config, subject.model
+    check_unquantised(path)
+    if subject.learns:
+        check_family(path, config.context)
+    check_context(config, config.model)
+    check_divided(config)
+    check_heads(subject)
+
+
+def check_stated_teacher(config: Config, path: Path) -> None:
+    """Refuse the teacher at ``path`` by its ``config.json`` alone. Raises ``ModelError``."""
+    check_unquantised(path)
+    check_family(path, config.context)
+    check_context(config, config.models[1])
 
 
 def check_context(config: Config, model: ModelConfig) -> None:

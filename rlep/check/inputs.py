@@ -21,11 +21,20 @@ from rlep.engines.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
 from rlep.hub.resolve import model_directory
 from rlep.plan.model_shape import ModelShape, read_shape
 from rlep.services.environment.digest import environment_digest
+from rlep.services.verifier.grader import grader_of
+from rlep.services.worker.source import code_versions
 
 Command = Literal["train", "sft", "collect", "evaluate"]
 T = TypeVar("T")
 
 FINGERPRINT_BYTES = 2**20
+
+
+def grader_digest(config: Config) -> str:
+    """Name what decides the rewards of a config, with the versions of its code. Raises ``ConfigError``."""
+    factory = config.environment.factory
+    played = code_versions(factory, "environment.factory") if factory else {}
+    return ", ".join([grader_of(config.verifier), *(f"{name} {version}" for name, version in played.items())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,8 @@ class Inputs:
     """Of ``loss.teacher``; empty without."""
     environment_digest: str = ""
     """Of ``environment.factory``; empty without."""
+    grader_digest: str = ""
+    """Names the verifier and the environment with the versions of their code."""
     dialogue: Dialogue | None = None
     """Turns of its episodes in token ids; None without."""
 
@@ -126,7 +137,10 @@ class Subject:
         digest_of = environment_digest(self.config.environment.factory)
         if digest_of and self.train is not None and self.evaluation is not None:
             check_same_rows(self.train.prompts, self.evaluation.prompts)
-        return Inputs(self.tokenizer, rows, digest, self.train, self.evaluation, taught, digest_of, self.dialogue)
+        grader = grader_digest(self.config)
+        return Inputs(
+            self.tokenizer, rows, digest, self.train, self.evaluation, taught, digest_of, grader, self.dialogue
+        )
 
     def _directory(self, teacher: ModelConfig) -> Path:
         path = model_directory(teacher, weights=self._weights)

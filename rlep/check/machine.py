@@ -20,6 +20,7 @@ from rlep.actors.node_checks import check_nodes, trials_of
 from rlep.check.build_checks import BUILDS
 from rlep.check.finding import Finding
 from rlep.check.inputs import Look, Subject
+from rlep.config.schema import Config
 from rlep.core.builds import installed
 from rlep.core.errors import PlacementError, RlepError, WrongVersionError
 from rlep.core.versions import check_versions
@@ -29,6 +30,7 @@ from rlep.services.worker.confinement import missing_layers
 
 PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
 LEAST_CAPABILITY = 8.0  # of a GPU that computes in bfloat16: Ampere
+GPUS_REMEDY = "join a cluster with GPUs, or set generator.gpus and learner.gpus to 0 (`make setup LOCK=cpu`)"
 INFINIBAND = Path("/sys/class/infiniband")
 
 
@@ -61,16 +63,16 @@ def packages(subject: Subject) -> Iterator[Finding]:
 
 
 def gpus(subject: Subject) -> Iterator[Finding]:
-    config = subject.config
-    wanted = wanted_gpus(config, learns=subject.learns)
+    short, detail = gpus_here(subject.config, learns=subject.learns)
+    yield Finding("GPUs", "wrong" if short else "ok", detail, GPUS_REMEDY if short else "")
+
+
+def gpus_here(config: Config, *, learns: bool = True) -> tuple[bool, str]:
+    """Tell whether the actors of a private cluster ask for more GPUs than this machine has, and both counts in words."""
+    wanted = wanted_gpus(config, learns=learns)
     lines = [line for line in _nvidia_smi("-L") if line.startswith("GPU ")]  # not the parts of one (MIG)
-    enough = wanted <= len(lines) or joined_address(config.cluster.address) is not None
-    remedy = (
-        ""
-        if enough
-        else "join a cluster with GPUs, or set generator.gpus and learner.gpus to 0 (`make setup LOCK=cpu`)"
-    )
-    yield Finding("GPUs", "ok" if enough else "wrong", f"{len(lines)} here, the actors ask for {wanted:g}", remedy)
+    short = wanted > len(lines) and joined_address(config.cluster.address) is None
+    return short, f"{len(lines)} here, the actors ask for {wanted:g}"
 
 
 def slow_type(subject: Subject) -> Iterator[Finding]:

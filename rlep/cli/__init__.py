@@ -201,8 +201,8 @@ def plan(
         typer.echo(f"fits: {made.reason}" if made.fits else f"does not fit, because {made.reason}")
     for sentence in made.missing:
         typer.echo(f"missing: {sentence}")
-    if made.missing_cpus:
-        typer.echo(f"does not fit this machine: {made.missing_cpus}")
+    for short in filter(None, (made.missing_gpus, made.missing_cpus)):
+        typer.echo(f"does not fit this machine: {short}")
 
 
 app.command()(check)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rlep.check.data_checks import check_stated, check_stated_teacher
 from rlep.check.fit_checks import memory_here, missing_cpus
 from rlep.check.inputs import Subject, shape_in
+from rlep.check.machine import GPUS_REMEDY, gpus_here
 from rlep.check.pool_place import pool_exists, pool_place
 from rlep.check.prompts_shown import wanted_of
 from rlep.config.schema import Config
@@ -18,7 +20,7 @@ from rlep.core.hub_names import hub_data
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.hub.data_files import data_files
-from rlep.plan.model_shape import ModelShape
+from rlep.plan.model_shape import ModelShape, width_of
 from rlep.plan.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
 from rlep.services.pool.rpc.places import served
 
@@ -26,7 +28,8 @@ from rlep.services.pool.rpc.places import served
 def read_known(config: Config) -> Known:
     """Model, data and pool, as far as they are there; a missing one is planned around and named.
 
-    Raises ``ModelError`` or ``DataError`` for a directory without a model, and for a name that the hub does not know.
+    Raises ``ModelError`` or ``DataError`` for a directory without a model, for a name that the hub does not know, and for a
+    model that ``rlep check`` refuses by its ``config.json``.
     """
     missing: list[str] = []
     subject = Subject(config, weights=False)
@@ -34,6 +37,7 @@ def read_known(config: Config) -> Known:
     shape = _shape(subject, missing) if there else None
     train = _prompts(subject, config.data.train_paths, missing, (lambda: subject.train) if there else None)
     evaluation = _prompts(subject, config.data.evaluation, missing, (lambda: subject.evaluation) if there else None)
+    short, counts = gpus_here(config)
     return Known(
         data=train.report if train else None,
         prompt_tokens=float(np.mean([len(p.tokens) for p in train.prompts])) if train and there else None,
@@ -42,6 +46,7 @@ def read_known(config: Config) -> Known:
         pool=_pool(config, train, missing) if config.replay.count and config.replay.source != "live" else None,
         missing=tuple(missing),
         missing_cpus=missing_cpus(config),
+        missing_gpus=f"GPUs: {counts}; {GPUS_REMEDY}" if short else "",
         host_bytes=memory_here(config),
     )
 
@@ -63,6 +68,9 @@ def _shape(subject: Subject, missing: list[str]) -> ModelShape:
     except HubAway as error:
         taught, teacher = subject.config.loss.teacher, None
         missing.append(f"loss.teacher = {taught}: {error}; planned without the teacher's memory")
+    check_stated(subject)
+    if teacher is not None:
+        check_stated_teacher(subject.config, teacher)
     return shape_in([subject.model, *([] if teacher is None else [teacher])])
 
 
@@ -194,14 +202,18 @@ def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
         return []
     other = "teacher" if config.loss.teacher else "base model"
     ranks = "whole" if config.learner.unsharded_gradients else f"/ {counted(config.learner.ranks, 'rank')}"
+    state, trained = "12 bytes a parameter", "a parameter"
+    if config.learner.lora_rank:
+        trained = "an adapter's parameter"
+        state = f"{width_of(config.learner.compute_dtype)} bytes a frozen parameter, 12 {trained}"
     found = [
         ("parameters", f"{memory.parameters:,}"),
         ("learner, a rank", f"{sized(rank.peak_bytes)} at the peak"),
         (
             "  weights, Adam",
-            f"{sized(rank.state_bytes)} (12 bytes a parameter / {counted(config.learner.ranks, 'rank')})",
+            f"{sized(rank.state_bytes)} ({state} / {counted(config.learner.ranks, 'rank')})",
         ),
-        ("  gradients", f"{sized(rank.gradient_bytes)} (4 bytes a parameter {ranks})"),
+        ("  gradients", f"{sized(rank.gradient_bytes)} (4 bytes {trained} {ranks})"),
         ("  copy computed with", sized(rank.copy_bytes)),
         *([(f"  {other} for the KL", sized(rank.reference_bytes))] if rank.reference_bytes else []),
         ("  activations", sized(rank.activation_bytes)),

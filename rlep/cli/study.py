@@ -33,6 +33,7 @@ def run_study(
     parallel: Annotated[int, typer.Option(min=1, help="Arms that run at a time.")] = 1,
 ) -> None:
     """Run every arm under every seed, and write the report; what is complete is not run again."""
+    from rlep.check.inputs import grader_digest
     from rlep.study.conduct import conduct
     from rlep.study.study_plan import read_study
     from rlep.study.study_runner import Commands
@@ -41,7 +42,14 @@ def run_study(
     for number in {*ending_signals()} - {signal.SIGINT}:
         signal.signal(number, signal.default_int_handler)  # its commands end with it
     commands = Commands(study.study.phase_hours, study.study.grid)
-    found = conduct(study, _base(study.study), commands, parallel=parallel, say=lambda text: typer.echo(text, err=True))
+    found = conduct(
+        study,
+        _base(study.study),
+        commands,
+        parallel=parallel,
+        say=lambda text: typer.echo(text, err=True),
+        name_grader=grader_digest,
+    )
     _show(found)
     _check_whole(found)
 

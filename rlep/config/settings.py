@@ -136,7 +136,8 @@ def differences(left: Config, right: Config) -> dict[str, tuple[Any, Any]]:
 
 def as_override(key: str, value: Any) -> str:
     """A ``--set`` option for a shell that gives ``key`` this JSON value. None, which TOML does not have, is not allowed."""
-    return f"--set {shlex.quote(f'{key}={toml_text(value)}')}"
+    text = toml_text("none" if value == {} else value)
+    return f"--set {shlex.quote(f'{key}={text}')}"
 
 
 def toml_text(value: Any) -> str:

@@ -262,5 +262,5 @@ class CheckpointConfig(Section):
     """Newest checkpoints kept."""
     best: str | None = None
     """Metric whose largest value marks a checkpoint that is kept too, e.g. ``evaluation/aime2024/avg``; None keeps none."""
-    accept: tuple[Literal["data", "tokenizer", "pool", "template", "update"], ...] = ()
+    accept: tuple[Literal["data", "tokenizer", "pool", "template", "update", "grader"], ...] = ()
     """Inputs and settings that may differ from the run that is continued; everything else is refused."""

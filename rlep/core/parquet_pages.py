@@ -33,6 +33,8 @@ class Pages(NamedTuple):
     values: int
     """Nulls and empty lists among them."""
     encodings: frozenset[str]
+    largest: int = 0
+    """Bytes of its largest page, unpacked."""
 
 
 def check_pages(
@@ -68,7 +70,7 @@ def _pages(path: Path, file: Any, chunk: Any, size: int) -> Pages:
     end = at + chunk.total_compressed_size
     if not 0 <= at <= end <= size:
         raise DataError(f"{path}: column {chunk.path_in_schema!r:.80} lies outside the file")
-    unpacked = values = 0
+    unpacked = values = largest = 0
     encodings: set[str] = set()
     while at < end:
         header, length = _header(path, file, at, end)
@@ -79,6 +81,7 @@ def _pages(path: Path, file: Any, chunk: Any, size: int) -> Pages:
         if any(type(number) is not int or number < 0 for number in numbers) or encoding >= len(ENCODINGS):
             raise DataError(f"{path}: a page of column {chunk.path_in_schema!r:.80} has a damaged header")
         unpacked += page
+        largest = max(largest, page)
         values += 0 if kind == _DICTIONARY_PAGE else count
         encodings.add(ENCODINGS[encoding])
         if page > MOST_PAGE_BYTES or values > MOST_VALUES:
@@ -87,7 +90,7 @@ def _pages(path: Path, file: Any, chunk: Any, size: int) -> Pages:
                 f"more; at most {MOST_PAGE_BYTES} and {MOST_VALUES}"
             )
         at += length + packed
-    return Pages(unpacked, values, frozenset(encodings))
+    return Pages(unpacked, values, frozenset(encodings), largest)
 
 
 def _header(path: Path, file: Any, at: int, end: int) -> tuple[dict[int, Any], int]:

@@ -8,7 +8,7 @@ Two row shapes are known. verl's: ``prompt`` (a list of ``{role, content}``, or 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,12 @@ MAX_LINE_BYTES = 16 << 20
 BATCH_ROWS = 4096
 CANDIDATE_ROWS = 32
 """Rows in memory where each has responses as texts."""
+DELTAS = frozenset({"DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", "BYTE_STREAM_SPLIT"})
+"""Encodings of pages that Arrow does not read as dictionaries."""
+REPEATING = frozenset({"DELTA_BYTE_ARRAY", "PLAIN_DICTIONARY", "RLE_DICTIONARY"})
+"""Encodings that state a text once for several values."""
+REPEATED_BYTES = 1 << 30
+"""Most that the values of a batch may unpack to, of a column that repeats texts and is not read as a dictionary."""
 READ_BUFFER = 1 << 20
 """Bytes of a column that are read at once, rather than the whole column of a row group."""
 
@@ -131,18 +137,69 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[PromptRow]:
             raise unknown_columns(schema.names, path, wanted)
         columns = _wanted_columns(schema, wanted)
         stored = columns_below(metadata, columns)
-        check_pages(path, metadata, columns=stored)
         # As dictionaries, so that a text that is repeated is not unpacked over and over before its size is known.
-        with pq.ParquetFile(path, read_dictionary=stored, buffer_size=READ_BUFFER if few else 0) as file:
+        dictionaries, most_rows = _read_as(path, metadata, stored)
+        size = min(size, most_rows)
+        with pq.ParquetFile(path, read_dictionary=dictionaries, buffer_size=READ_BUFFER if few else 0) as file:
             for batch in file.iter_batches(batch_size=size, columns=columns):
                 for part in _parts(batch, path, start):
+                    spelled = _spelling(pa.struct(part.schema))
                     for offset, raw in enumerate(part.to_pylist()):
-                        yield adapt(adapter, raw, path, f"row {start + offset + 1}", wanted)
+                        row = spelled(raw) if spelled else raw
+                        yield adapt(adapter, row, path, f"row {start + offset + 1}", wanted)
                     start += part.num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, rows {start + 1} to {start + size}: text that is not UTF-8: {error}") from error
+
+
+def _read_as(path: Path, metadata: Any, stored: Sequence[str]) -> tuple[list[str], int]:
+    """Columns to read as dictionaries, and how many rows at once. Raises ``DataError`` as ``check_pages`` does.
+
+    Arrow makes no dictionary of pages in a delta encoding. Where such a column repeats texts, by a dictionary's pages or as
+    beginnings (``DELTA_BYTE_ARRAY``), each value may be as long as its largest page, and few rows are read at once.
+    """
+    plain: set[str] = set()
+    most_rows = BATCH_ROWS
+    for number, held in enumerate(check_pages(path, metadata, columns=stored)):
+        group = metadata.row_group(number)
+        chunks = [chunk for at in range(group.num_columns) if (chunk := group.column(at)).path_in_schema in stored]
+        for chunk, pages in zip(chunks, held, strict=True):
+            if not pages.encodings & DELTAS:
+                continue
+            plain.add(chunk.path_in_schema)
+            if chunk.physical_type != "BYTE_ARRAY" or not pages.encodings & REPEATING:
+                continue
+            most_rows = min(most_rows, max(1, REPEATED_BYTES // pages.largest))
+            longest_row = max(1, pages.values - group.num_rows + 1)
+            if longest_row > 1 and longest_row * pages.largest > REPEATED_BYTES:
+                raise DataError(
+                    f"{path}: column {chunk.path_in_schema} is a list of texts in {', '.join(sorted(pages.encodings & DELTAS))}, "
+                    f"of which a row may unpack to more than {REPEATED_BYTES} bytes: write it in smaller row groups, or with "
+                    "plain or dictionary encoding"
+                )
+    return [name for name in stored if name not in plain], most_rows
+
+
+def _spelling(kind: Any) -> Callable[[Any], Any] | None:
+    """Function that gives numbers of 16 and 32 bits their own shortest spelling, 0.1 for 0.10000000149; None without any."""
+    import pyarrow as pa
+
+    if pa.types.is_float16(kind) or pa.types.is_float32(kind):
+        narrow = kind.to_pandas_dtype()
+        return lambda value: None if value is None else float(str(narrow(value)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = _spelling(kind.value_type)
+        return inner and (lambda value: None if value is None else [inner(part) for part in value])
+    if pa.types.is_struct(kind):
+        parts = {field.name: spelled for field in kind if (spelled := _spelling(field.type)) is not None}
+
+        def spell_parts(value: dict[str, Any] | None) -> dict[str, Any] | None:
+            return value and {name: parts[name](part) if name in parts else part for name, part in value.items()}
+
+        return spell_parts if parts else None
+    return None
 
 
 def _wanted_columns(schema: Any, wanted: Wanted) -> list[str]:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 
 from rlep.core.errors import DataError
@@ -150,8 +151,11 @@ def _fault(raw: Mapping[str, object], key: str) -> str:
     value = raw[key]
     if value is None:
         return f'"{key}" is null'
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if isinstance(value, float):
-        return f'"{key}" is NaN'
+        said = "NaN" if math.isnan(value) else "infinite, or too large for a number of 64 bits: write it as a text"
+        return f'"{key}" is {said}'
     return f'"{key}" is blank' if not isinstance(value, str) or not value.strip() else f'"{key}" has nothing after ####'
 
 
@@ -271,15 +275,35 @@ def _message(item: object) -> Message:
 
 
 def _reference(value: object) -> str:
-    """The reference as text: numbers are written out, a list of one is unwrapped, None and NaN are empty."""
+    """The reference as text: numbers are written out, a list of one is unwrapped, also one in JSON; None and NaN are empty."""
+    if isinstance(value, str):
+        value = _listed(value)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     if isinstance(value, str):
         return value.strip()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return _digits(value)
     raise ValueError(f"the reference is {type(value).__name__}, expected one text or number")
+
+
+def _listed(text: str) -> object:
+    """The list of one text that is written as JSON (Skywork), else the text: a list of numbers may be the answer itself."""
+    if not text.lstrip().startswith("["):
+        return text
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str) else text
+
+
+def _digits(value: float | Decimal) -> str:
+    """A finite number written out, as it is spelled at its shortest, without exponent and zeros behind the last digit."""
+    if isinstance(value, int):
+        return str(value)
+    text = format(Decimal(str(value)), "f")
+    whole = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if whole == "-0" else whole

@@ -52,6 +52,8 @@ class Run:
     """Of what makes a prompt of a question; stored with each response."""
     environment_digest: str = ""
     """Of the environment that the responses are episodes of, stored with each; empty: of none."""
+    grader_digest: str = ""
+    """Names what decides the rewards, with the versions of its code."""
 
 
 MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]

@@ -77,6 +77,7 @@ ACCEPTABLE = {
     "pool": ("pool.name",),
     "template": ("model.chat_template", "model.system_prompt", "model.template"),
     "update": ("update.", "loss."),
+    "grader": (),
 }
 """``checkpoint.accept`` → which keys may differ then, beside the digest."""
 
@@ -94,7 +95,12 @@ class Facts:
     """Rows read, merged and filtered."""
     template_digest: str = ""
     """``Tokenizer.template_digest``."""
+    grader_digest: str = ""
+    """Names what decides the rewards, with the versions of its code."""
 
+
+MAX_PARTS = 5
+"""Changed parts of a grader that are named."""
 
 WRITTEN_LATER = ("logs", "timeline.json", "rollouts")
 """Entries that a command writes in its directory beside those it opens, also where its actors do not start."""
@@ -178,12 +184,13 @@ class RunDirectory:
 
     def _check_same(self, config: Config, facts: Facts) -> None:
         before, stored = _same_run(self.path, config, facts.command)
-        for name in ("model", "tokenizer", "data", "template"):
+        for name in ("model", "tokenizer", "data", "template", "grader"):
             key = f"{name}_digest"
             known = before.get(key, "")  # a run of before this digest has none
             if known and known != getattr(facts, key) and name not in config.checkpoint.accept:
+                held, found = changed_parts(known, getattr(facts, key))
                 raise CheckpointError(
-                    f"{self.path} was made with {key} {known}, now it is {getattr(facts, key)}: "
+                    f"{self.path} was made with {key} {held}, now it is {found}: "
                     f"the file behind it has changed{how_to_accept(name)}; to start another run, add: {_elsewhere(self.path)}"
                 )
         if accepted := _fixed_differences(stored, config, ()):
@@ -291,6 +298,19 @@ def how_to_accept(name: str) -> str:
     return f'; checkpoint.accept = ["{name}"] goes on nevertheless' if name in ACCEPTABLE else ""
 
 
+def changed_parts(before: str, now: str) -> tuple[str, str]:
+    """Return two digests without the parts that they share: a grader's names each module and package with its version."""
+    held, found = before.split(", "), now.split(", ")
+    gone = [part for part in held if part not in found]
+    new = [part for part in found if part not in held]
+    return _first_parts(gone) or before, _first_parts(new) or now
+
+
+def _first_parts(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - MAX_PARTS} more" if len(parts) > MAX_PARTS else ""
+    return ", ".join(parts[:MAX_PARTS]) + more
+
+
 def _manifest(facts: Facts, created: float) -> dict[str, object]:
     return {
         "command": facts.command,
@@ -306,6 +326,7 @@ def _manifest(facts: Facts, created: float) -> dict[str, object]:
         "tokenizer_digest": facts.tokenizer_digest,
         "data_digest": facts.data_digest,
         "template_digest": facts.template_digest,
+        "grader_digest": facts.grader_digest,
         "data": facts.data,
     }
 

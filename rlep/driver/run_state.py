@@ -41,6 +41,8 @@ class RunState:
     """Prompts with a correct fresh response so far, by id, sorted."""
     template_digest: str = ""
     """Of what makes a prompt of a question; empty in a checkpoint of before this was recorded."""
+    grader_digest: str = ""
+    """Names what decides the rewards; empty in a checkpoint of before this was recorded."""
     untrained: int = 0
     """Steps in a row without an update that had a gradient."""
     method: Mapping[str, Any] = field(default_factory=dict)

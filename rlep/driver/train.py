@@ -30,7 +30,7 @@ from rlep.driver.context import Run, Step, Trainers
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
 from rlep.driver.idle import IdleSteps
 from rlep.driver.live_replay import LiveReplay
-from rlep.driver.run_directory import RunDirectory, how_to_accept
+from rlep.driver.run_directory import RunDirectory, changed_parts, how_to_accept
 from rlep.driver.run_state import RunState, run_metrics
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
@@ -96,7 +96,7 @@ class Training:
     def _beginning(self) -> RunState:
         run, data = self._run, self._data
         inputs = data.train.digest, run.tokenizer_digest, data.pool_digest
-        return RunState(0, *inputs, template_digest=run.template_digest)
+        return RunState(0, *inputs, template_digest=run.template_digest, grader_digest=run.grader_digest)
 
     async def run(self) -> Checkpoint:
         """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one.
@@ -285,7 +285,9 @@ class Training:
         state = self._beginning
         if checkpoint is not None:
             self._check_state(checkpoint.path, checkpoint.state)
-            inputs = {name: getattr(state, f"{name}_digest") for name in ("data", "tokenizer", "pool", "template")}
+            inputs = {
+                name: getattr(state, f"{name}_digest") for name in ("data", "tokenizer", "pool", "template", "grader")
+            }
             state = replace(checkpoint.state, **{f"{name}_digest": digest for name, digest in inputs.items()})
             if not state.unrecorded:  # the points may have changed since
                 state = replace(state, evaluated=state.reached(self._run.config.evaluation.compute))
@@ -307,8 +309,10 @@ class Training:
             "tokenizer": (state.tokenizer_digest, self._run.tokenizer_digest),
             "pool": (state.pool_digest, self._data.pool_digest),
             "template": (state.template_digest or self._run.template_digest, self._run.template_digest),
+            "grader": (state.grader_digest or self._run.grader_digest, self._run.grader_digest),
         }
-        for name, (before, now) in expected.items():
+        for name, digests in expected.items():
+            before, now = changed_parts(*digests)
             if before != now and name not in self._run.config.checkpoint.accept:
                 raise CheckpointError(
                     f"checkpoint {path} was made with {name}_digest {before}, now it is {now}{how_to_accept(name)}"

@@ -74,6 +74,7 @@ def open_run(config: Config, inputs: Inputs, command: str, progress: CommandProg
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},
         template_digest=inputs.tokenizer.template_digest,
+        grader_digest=inputs.grader_digest,
     )
     store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config, progress))
     store.events.log("data_loaded", None, **facts.data)
@@ -125,6 +126,7 @@ def run_of(config: Config, inputs: Inputs, generators: Generators, verifiers: Ve
         vocabulary=inputs.vocabulary,
         template_digest=inputs.tokenizer.template_digest,
         environment_digest=inputs.environment_digest,
+        grader_digest=inputs.grader_digest,
     )
 
 

@@ -58,6 +58,8 @@ class Known:
     """A sentence on each input that is not there."""
     missing_cpus: str = ""
     """Why the actors do not fit this machine, and what helps; empty where they fit, or where a cluster is joined."""
+    missing_gpus: str = ""
+    """Likewise of GPUs."""
     host_bytes: int | None = None
     """Memory of this machine; None where a cluster is joined."""
 
@@ -152,6 +154,8 @@ class RunPlan:
     missing: tuple[str, ...]
     missing_cpus: str
     """Why the actors do not fit this machine, and what helps; empty where they fit, or where a cluster is joined."""
+    missing_gpus: str
+    """Likewise of GPUs."""
 
 
 def make_plan(config: Config, known: Known, gpu_bytes: int) -> RunPlan:
@@ -181,6 +185,7 @@ def make_plan(config: Config, known: Known, gpu_bytes: int) -> RunPlan:
         gpus=wanted_gpus(config),
         missing=known.missing,
         missing_cpus=known.missing_cpus,
+        missing_gpus=known.missing_gpus,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError
 from rlep.core.files import write_whole
 from rlep.study.study_plan import ArmSpec, PhasePlan, Replicate, Study, StudySpec, phases_of
@@ -30,7 +31,13 @@ class Base:
     overrides: tuple[str, ...] = ()
 
 
-def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: Say) -> Found:
+NameGrader = Callable[[Config], str]
+"""Names what decides the rewards of a configuration, as a run's manifest does."""
+
+
+def conduct(
+    study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: Say, name_grader: NameGrader = lambda _: ""
+) -> Found:
     """Run what is not complete; see ``found_in`` for the rest. Raises ConfigError before anything starts."""
     spec = study.study
     phases: list[tuple[str, list[PhasePlan]]] = []
@@ -39,6 +46,8 @@ def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: S
             phases.append((arm.name, phases_of(spec, arm.with_tuned(values), replicate, base.files, base.overrides)))
             _check_samples(study, phases[-1][1][-1])
     _check_ends(phases)
+    begun = [plans for _, plans in phases] + [*_tuning(study, base).values()]
+    _check_graders([plan for plans in begun for plan in plans], name_grader)
     keep_plan(study, base)
     budget = study.study.budget
     if study.study.tuning_seeds:
@@ -64,6 +73,26 @@ def _check_ends(arms: Sequence[tuple[str, Sequence[PhasePlan]]]) -> None:
         if found := [ends[plan.directory] for plan in plans[:-1] if plan.directory in ends]:
             raise ConfigError(
                 f"a phase of arm {name} is all of arm {found[0]}, which ends at the budget: give it another run.steps"
+            )
+
+
+def _check_graders(plans: Sequence[PhasePlan], name_grader: NameGrader) -> None:
+    """Raise ConfigError where a phase that has begun was graded otherwise than the others would be now."""
+    for plan in plans:
+        manifest = plan.directory / "manifest.json"
+        try:
+            before = str(json.loads(manifest.read_text()).get("grader_digest", "")) if manifest.exists() else ""
+        except (OSError, ValueError, AttributeError):  # its own run says so
+            continue
+        if (
+            before
+            and (now := name_grader(plan.config))
+            and before != now
+            and "grader" not in plan.config.checkpoint.accept
+        ):
+            raise ConfigError(
+                f"{plan.directory} was graded by {before}, now the grader is {now}: arms would be compared by two graders; set "
+                "study.directory to a new one, or restore the grader"
             )
 
 

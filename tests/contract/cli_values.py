@@ -28,4 +28,5 @@ def opened(overrides: Sequence[str], command: str) -> RunDirectory:
     inputs = Subject(config).inputs()
     assert inputs.train is not None
     digests = (inputs.model_digest, inputs.tokenizer.digest, inputs.train.digest)
-    return RunDirectory(config.run.directory, config, Facts(command, *digests, asdict(inputs.train.report)))
+    facts = Facts(command, *digests, asdict(inputs.train.report), grader_digest=inputs.grader_digest)
+    return RunDirectory(config.run.directory, config, facts)

@@ -237,6 +237,34 @@ def test_another_dataset_is_a_fault_of_the_run(config: str, overrides: list[str]
     assert result.stderr.startswith(f"error: {held} was made with data_digest ")
 
 
+RULES = {
+    "rw_mine.py": "from rw_help import right\ndef f(reference, response): return right()\n",
+    "rw_help.py": "right = bool\n",
+}
+
+
+@pytest.mark.parametrize("changed", ["rw_mine", "rw_help"])
+def test_a_run_does_not_go_on_with_another_grader_under_the_same_name(
+    changed: str, config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in RULES.items():
+        (tmp_path / name).write_text(text)
+    mine, file = [*overrides, "verifier.profile=python:rw_mine:f"], tmp_path / f"{changed}.py"
+    store = opened(mine, "train")
+    store.metrics.log(0, {})
+    store.close()
+    text = file.read_text()
+    file.write_text(f"{text}# the opposite\n")
+    result = CliRunner().invoke(app, arguments("train", config, mine))
+    said = result.stderr.splitlines()[-1]
+    assert result.exit_code == 1
+    assert said.startswith(f"error: {store.path} was made with grader_digest {changed} ")
+    assert 'checkpoint.accept = ["grader"] goes on nevertheless' in said
+    file.write_text(text)
+    opened(mine, "train").close()
+
+
 def test_plan_of_a_whole_set_of_inputs(config: str, overrides: list[str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "collection.json").write_text(json.dumps({"answers_per_question": [1, 1, 2]}))
@@ -293,6 +321,50 @@ def test_plan_refuses_a_directory_without_a_model_as_check_does(
     assert message == f"{tmp_path / 'empty'}: no config.json, so this is not a model directory"
     message = mistake(arguments("plan", config, [*overrides, "loss.kl_coef=1", "loss.teacher=gone"]))
     assert message == "loss.teacher = gone: no such directory, nor a name of the form ORG/NAME of the hub"
+
+
+A3B = {"model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+REFUSED_SHAPES = [
+    (A3B, "mixture-of-experts models are not trained by rlep"),
+    ({"model_type": "gpt_oss", "num_local_experts": 32}, "mixture-of-experts models are not trained by rlep"),
+    ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "mixture-of-experts models are not trained by rlep"),
+    ({"model_type": "mamba2"}, "family 'mamba2' is not trained by rlep"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "is quantised (quantization_config in its config.json)"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantised"),
+    ({"head_dim": 72}, "has attention heads of 72 values; vLLM on CPUs computes those of"),
+    ({"max_position_embeddings": 8}, "need a context of"),
+]
+
+
+@pytest.mark.parametrize(("stated", "why"), REFUSED_SHAPES, ids=lambda one: str(one)[:40])
+def test_plan_refuses_what_check_refuses_of_a_config_with_the_same_words(
+    stated: dict[str, object], why: str, config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    shutil.copytree(MODEL, tmp_path / "other")
+    own = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps(own | stated))
+    named = [*overrides, f"model.path={tmp_path / 'other'}"]
+    message = mistake(arguments("plan", config, named))
+    assert why in message
+    checked = CliRunner().invoke(app, arguments("check", config, named))
+    assert message in checked.stdout
+    (tmp_path / "other" / "config.json").write_text(json.dumps(own))
+    shutil.copytree(MODEL, tmp_path / "teacher")
+    (tmp_path / "teacher" / "config.json").write_text(json.dumps(own | stated))
+    if "head_dim" not in stated:  # no engine serves a teacher
+        taught = ["loss.kl_coef=1", f"loss.teacher={tmp_path / 'teacher'}"]
+        assert why in mistake(arguments("plan", config, [*overrides, *taught]))
+
+
+def test_plan_counts_adapters_apart_and_names_the_gpus_that_are_not_here(
+    config: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # no nvidia-smi
+    words = arguments("plan", config, [*overrides, "learner.lora_rank=8", "learner.gpus=1", "learner.dtype=bfloat16"])
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "2 bytes a frozen parameter, 12 an adapter's parameter" in " ".join(result.stdout.split())
+    assert "does not fit this machine: GPUs: 0 here, the actors ask for 1; join a cluster with GPUs" in result.stdout
 
 
 def test_plan_of_another_file_than_a_collection_is_refused(config: str, overrides: list[str], tmp_path: Path) -> None:

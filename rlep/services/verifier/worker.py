@@ -42,8 +42,11 @@ _WARM_UP = (
 
 Grade = Callable[[GradingJob], Judgement]
 Run = Callable[[Coroutine[Any, Any, Judgement]], Judgement]
-Grader = Callable[[Sequence[GradingJob], int], bool]
-"""Answers the jobs of a batch, at most that many at once; False if the process is of no more use after it."""
+Grader = Callable[[Sequence[GradingJob], int, float], bool]
+"""Answers the jobs of a batch, at most that many at once, the first with at least so many seconds of CPU time.
+
+False if the process is of no more use after it.
+"""
 
 _STACK_BYTES = 2 << 20
 """Of a thread with the network: as many as may be have room in the address space."""
@@ -111,8 +114,8 @@ def _grader(judge: Judge, limits: Limits, answer: Callable[[Any], None]) -> Grad
         threading.stack_size(_STACK_BYTES)
         runner.get_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS))
 
-        def grade_at_once(jobs: Sequence[GradingJob], at_once: int) -> bool:
-            start_clock(limits.cpu_seconds * len(jobs))
+        def grade_at_once(jobs: Sequence[GradingJob], at_once: int, first_seconds: float) -> bool:
+            start_clock(max(limits.cpu_seconds, first_seconds) + limits.cpu_seconds * (len(jobs) - 1))
             try:
                 return not runner.run(grade_all(judge, limits, jobs, at_once, answer))
             except ServerAway as away:
@@ -123,9 +126,11 @@ def _grader(judge: Judge, limits: Limits, answer: Callable[[Any], None]) -> Grad
 
         return grade_at_once
 
-    def grade_in_turn(jobs: Sequence[GradingJob], _: int) -> bool:
+    def grade_in_turn(jobs: Sequence[GradingJob], _: int, first_seconds: float) -> bool:
+        seconds = max(limits.cpu_seconds, first_seconds)
         for job in jobs:
-            answer(_grade_one(lambda job: run(judge.judge(job)), limits, job))
+            answer(_grade_one(lambda job: run(judge.judge(job)), seconds, job))
+            seconds = limits.cpu_seconds
         return True
 
     return grade_in_turn
@@ -138,18 +143,19 @@ def serve(grade: Grader, limits: Limits, jobs: int, replies: int) -> int:
         batch: Any = frames.read_blocking(jobs)
         if batch is None:
             return OUT_OF_STEP
-        write(replies, {"batch": batch["batch"]})
-        if not grade([GradingJob(*job) for job in batch["jobs"]], batch["at_once"]):
+        write(replies, {"batch": batch["batch"], "first": not done})
+        jobs_of_batch = [GradingJob(*job) for job in batch["jobs"]]
+        if not grade(jobs_of_batch, batch["at_once"], 0.0 if done else batch["first_seconds"]):
             break
         done += len(batch["jobs"])
     return RECYCLED
 
 
-def _grade_one(judge: Grade, limits: Limits, job: GradingJob) -> list[Any]:
+def _grade_one(judge: Grade, cpu_seconds: float, job: GradingJob) -> list[Any]:
     """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``. Raises MemoryError."""
     random.seed(0)  # whatever a judge draws, equal jobs must see equal draws
     started = time.perf_counter()
-    start_clock(limits.cpu_seconds)
+    start_clock(cpu_seconds)
     try:
         found = judge(job)
     except MemoryError:

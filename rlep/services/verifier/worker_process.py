@@ -19,6 +19,8 @@ from rlep.services.worker.process import START_SECONDS, end_process, start_proce
 
 _MAX_ENDS = 3
 """Runners that may end, one after the other, before a batch is accepted."""
+FIRST_TRIES = 2
+"""Processes in a row that may use up the time of a first job: a function that never ends does not get it each time."""
 
 
 class WorkerLost(RuntimeError):
@@ -42,6 +44,10 @@ class WorkerProcess:
         self._batches = 0
         self._served = False
         """The present process accepted a batch."""
+        self._fresh = True
+        """The runner has answered no job yet."""
+        self._spent = 0
+        """Runners in a row that used up the time of a first job without an answer."""
         self._alone = False
         """A process was lost with several jobs in work: one at a time, until it is known which of them it was."""
 
@@ -87,7 +93,9 @@ class WorkerProcess:
             self.start()
         self._batches += 1
         at_once = 1 if self._alone else self._limits.at_once
-        self._send({"batch": self._batches, "jobs": list(map(astuple, jobs)), "at_once": at_once})
+        first_seconds = self._limits.first_seconds if self._spent < FIRST_TRIES else 0.0
+        batch = {"batch": self._batches, "jobs": list(map(astuple, jobs)), "at_once": at_once}
+        self._send(batch | {"first_seconds": first_seconds})
         try:
             self._await_acceptance()
         except frames.FrameError as error:
@@ -96,7 +104,8 @@ class WorkerProcess:
         started = time.perf_counter()
         while len(replies) < wanted:
             try:
-                message = self._receive(started + self._limits.wall_seconds)
+                patience = max(self._limits.wall_seconds, first_seconds * self._fresh)
+                message = self._receive(started + patience)
                 ended = None if message is None else self._taken(message, replies)
             except (WorkerLost, frames.FrameError) as error:
                 lost = WorkerLost(str(error))
@@ -105,17 +114,23 @@ class WorkerProcess:
             now = time.perf_counter()
             if message is None:
                 self.kill()
-                ended = Reply("timeout", None, now - started)
+                ended = Reply("timeout", None, 0.0)
             if ended is not None:
+                self._spent += self._fresh and ended.status == "timeout"
                 self._blame(replace(ended, seconds=now - started), replies, wanted, at_once)
                 return
+            if self._fresh:
+                self._fresh, self._spent = False, 0
             started = now
 
     def _await_acceptance(self) -> None:
         """Wait until the batch is accepted. Raises VerifierError, WorkerLost, and FrameError for anything else."""
         deadline, ends = time.perf_counter() + START_SECONDS, 0
-        while (message := self._receive(deadline)) != {"batch": self._batches}:
-            match message:
+        while True:
+            match message := self._receive(deadline):
+                case {"batch": self._batches, "first": bool(first)} if len(message) == 2:
+                    self._served, self._fresh = True, first
+                    return
                 case None:
                     raise WorkerLost(f"no sign of life for {START_SECONDS:g} s")
                 case {"failed": str(why)} if not self._served:
@@ -126,7 +141,6 @@ class WorkerProcess:
                     ends += 1
                 case _:
                     raise frames.FrameError(f"no sign that it accepts its jobs: {message!r:.80}")
-        self._served = True
 
     def _taken(self, message: Any, replies: list[Reply]) -> Reply | None:
         """Append a result; of a runner that ended, return the result of the job that ended it.

@@ -30,6 +30,8 @@ class Limits:
 
     cpu_seconds: float = 1.0
     """CPU time of one job, in seconds."""
+    first_seconds: float = 0.0
+    """CPU time that the first job of a process has instead, where that is more: it may build what later ones use."""
     wall_seconds: float = 30.0
     """Backstop for a job that waits instead of computing, in seconds."""
     memory_mb: int = 768

@@ -132,6 +132,26 @@ def test_a_job_that_sleeps_meets_the_wall_clock(functions: str) -> None:
         assert statuses(verifier, "sleep", "x") == ["timeout", "correct"]
 
 
+def test_the_first_call_of_a_process_may_build_what_later_ones_use_and_they_have_their_own_limit(
+    functions: str,
+) -> None:
+    config = VerifierConfig(profile=f"python:{functions}:build_at_first", cpu_seconds=0.5)
+    with configured_verifier(config) as verifier:
+        found = verifier.grade("x", ["x", "y", "loop", "x", "x"], [False] * 5)
+    assert [one.status for one in found] == ["correct", "wrong", "timeout", "correct", "correct"]
+    assert found[0].extracted == found[1].extracted != found[3].extracted == found[4].extracted
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_a_function_that_never_answers_has_the_time_of_a_first_call_twice(functions: str, network: bool) -> None:
+    limits = Limits(cpu_seconds=0.2, first_seconds=1.0, network=network, memory_mb=4096)
+    with FunctionVerifier(f"python:{functions}:misbehave", limits=limits) as verifier:
+        found = verifier.grade("x", ["loop", "loop", "loop", "x"], [False] * 4)
+    assert [one.status for one in found] == ["timeout", "timeout", "timeout", "correct"]
+    if not network:
+        assert min(one.seconds for one in found[:2]) > 0.9
+
+
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no system call filter for this machine")
 @pytest.mark.parametrize("attempt", ["network", "process", "thread", "signal", "signal through a descriptor"])
 def test_the_jail_refuses(functions: str, attempt: str) -> None:

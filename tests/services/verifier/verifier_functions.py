@@ -88,6 +88,19 @@ turned = partial(ranged)
 turned.score_range = (1, -1)  # type: ignore[attr-defined]
 
 
+BUILT: list[int] = []
+
+
+def build_at_first(reference: str, response: str) -> tuple[bool, str]:
+    """Computes for a second and a half at its first call in a process, to keep something; does what the response says."""
+    if not BUILT:
+        until = time.process_time() + 1.5
+        while time.process_time() < until:
+            pass
+        BUILT.append(os.getpid())
+    return misbehave(reference, response) is True, str(BUILT[0])
+
+
 def misbehave(reference: str, response: str) -> bool | tuple[bool, str]:
     """Does what the response says."""
     if response == "pid":

@@ -238,3 +238,24 @@ def test_discarding_a_run_with_a_step_removes_nothing_of_it(tmp_path: Path) -> N
     store = RunDirectory(tmp_path / "run", config_of(), FACTS)
     assert store.resumed
     store.close()
+
+
+def test_another_grader_under_the_same_name_is_refused_with_its_changed_parts_unless_told(tmp_path: Path) -> None:
+    stepped(tmp_path, facts=Facts("train", "model", "tok", "data", grader_digest="python:rw:f, rw 11, helper 22"))
+    changed = Facts("train", "model", "tok", "data", grader_digest="python:rw:f, rw 11, helper 33")
+    with pytest.raises(CheckpointError, match=r'grader_digest helper 22, now it is helper 33: .*accept = \["grader"\]'):
+        RunDirectory(tmp_path, config_of(), changed)
+    RunDirectory(tmp_path, config_of(checkpoint={"accept": ["grader"]}), changed).close()
+    RunDirectory(tmp_path, config_of(), changed).close()
+
+
+def test_a_run_of_before_the_grader_was_recorded_goes_on(tmp_path: Path) -> None:
+    stepped(tmp_path)
+    RunDirectory(tmp_path, config_of(), Facts("train", "model", "tok", "data", grader_digest="math 6")).close()
+
+
+def test_an_empty_table_is_said_as_a_shell_and_toml_take_it(tmp_path: Path) -> None:
+    stepped(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"add: --set 'model.template=\"none\"'"):
+        RunDirectory(tmp_path / "run", config_of(model={"template": {"enable_thinking": False}}), FACTS)
+    assert load_config([], ['model.template="none"']).model.template == {}

@@ -134,6 +134,6 @@ def base_of(study: Study) -> Base:
     return Base(study.study.base)
 
 
-def conducted(file: Path, run: MadeUp, parallel: int = 1) -> Found:
+def conducted(file: Path, run: MadeUp, parallel: int = 1, grader: str = "") -> Found:
     study = read_study(file)
-    return conduct(study, base_of(study), run, parallel=parallel, say=lambda _: None)
+    return conduct(study, base_of(study), run, parallel=parallel, say=lambda _: None, name_grader=lambda _: grader)

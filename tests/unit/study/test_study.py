@@ -294,6 +294,18 @@ def test_a_plan_that_cannot_be_read_is_one_sentence_with_the_way_out(tmp_path: P
     assert (run.ran, plan.read_bytes()) == ([], whole)
 
 
+def test_a_study_goes_on_with_the_grader_of_its_finished_runs_alone(tmp_path: Path) -> None:
+    file, run = study_file(tmp_path), MadeUp()
+    conducted(file, run)
+    (trained, *_) = [name for name in run.ran if name.startswith("train")]
+    (tmp_path / "study" / "phases" / trained / "manifest.json").write_text(
+        json.dumps({"grader_digest": "python:rw:f, rw 11"})
+    )
+    with pytest.raises(ConfigError, match=r"was graded by python:rw:f, rw 11, now the grader is python:rw:f, rw 22"):
+        conducted(file, run, grader="python:rw:f, rw 22")
+    conducted(file, run, grader="python:rw:f, rw 11")
+
+
 def test_a_changed_base_is_refused(tmp_path: Path) -> None:
     file = study_file(tmp_path)
     conducted(file, MadeUp())
