@@ -34,7 +34,7 @@ def push(
     from rlep.cli.cards import files_below, link_file, model_card
     from rlep.core.jsonl import read_lines
     from rlep.driver.checkpoint import choose_checkpoint
-    from rlep.driver.run_directory import stored_config
+    from rlep.driver.stored_run import stored_config
     from rlep.hub.repository import Repository
 
     if not (run / "checkpoints").is_dir():
@@ -58,7 +58,7 @@ def _own_template(run: Path, config: Config, model: Path) -> dict[str, Path | by
 
     Raises ``ConfigError`` where it has changed since.
     """
-    from rlep.driver.run_directory import read_recorded
+    from rlep.driver.stored_run import read_recorded
     from rlep.engines.tokenizer import load_tokenizer
 
     if config.model.template_file is None:

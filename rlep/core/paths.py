@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from rlep.core.errors import ConfigError
 
@@ -110,17 +111,17 @@ def read_own(path: Path, *, most: int, others: int = 0o022) -> str:
 
     Raises ``ConfigError`` where it is not so, ``OSError`` where it cannot be read.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise ConfigError(f"{path} is a link, which is not followed") from None
-    with os.fdopen(descriptor, "rb") as file:
-        held = os.fstat(descriptor)
-        if not stat.S_ISREG(held.st_mode):
-            raise ConfigError(f"{path} is no regular file")
-        check_own(path, held, others=others)
+    return read_regular(path, most=most, check=lambda held: check_own(path, held, others=others))
+
+
+def read_regular(path: Path, *, most: int, check: Callable[[os.stat_result], None] | None = None) -> str:
+    """The text of a regular file that is no link and has at most ``most`` bytes; ``check`` sees its status before it is read.
+
+    Raises ``ConfigError`` where it is not so, ``OSError`` where it cannot be read.
+    """
+    with open_regular(path) as file:
+        if check is not None:
+            check(os.fstat(file.fileno()))
         raw = file.read(most + 1)
     if len(raw) > most:
         raise ConfigError(f"{path} has more than {most} bytes")
@@ -128,3 +129,17 @@ def read_own(path: Path, *, most: int, others: int = 0o022) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8: {error}") from None
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file that is no link, to read. Raises ``ConfigError`` for anything else, ``OSError`` as ``open``."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ConfigError(f"{path} is a link, which is not followed") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{path} is no regular file")
+    return os.fdopen(descriptor, "rb")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from inspect import isawaitable
 from typing import Any, TypeVar
 
@@ -28,3 +30,29 @@ async def until(
         if time.monotonic() > end:
             raise late
         await asyncio.sleep(poll_s)
+
+
+async def in_daemon_thread(function: Callable[[], None]) -> None:
+    """Call ``function`` in a thread that neither the event loop nor the end of the process waits for."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: BaseException | None) -> None:
+        if ended.cancelled():
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+
+    def call() -> None:
+        error: BaseException | None = None
+        try:
+            function()
+        except BaseException as raised:  # noqa: BLE001 - it is raised where the call is awaited
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: nobody awaits it any more
+            loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=call, name=function.__qualname__, daemon=True).start()
+    await ended
