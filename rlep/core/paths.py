@@ -131,10 +131,10 @@ def read_regular(path: Path, *, most: int, check: Callable[[os.stat_result], Non
         raise ConfigError(f"{path} is not UTF-8: {error}") from None
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file that is no link, to read. Raises ``ConfigError`` for anything else, ``OSError`` as ``open``."""
+def open_regular(path: Path, how: int = os.O_RDONLY) -> BinaryIO:
+    """Open a regular file that is no link. Raises ``ConfigError`` for anything else, ``OSError`` as ``open``."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, how | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
@@ -142,4 +142,48 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ConfigError(f"{path} is no regular file")
-    return os.fdopen(descriptor, "rb")
+    return os.fdopen(descriptor, "a+b" if how & os.O_APPEND else "rb", buffering=0 if how & os.O_APPEND else -1)
+
+
+def own_directory(path: Path) -> None:
+    """Make a directory of mode 700, or give this mode to one that is there, so that nobody else changes it from now on.
+
+    Raises ``ConfigError`` where it is a link or another user's, ``OSError`` where it cannot be made.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise ConfigError(f"{path} is a link or a file, no directory: nothing is written there") from None
+    try:
+        check_own(path, os.fstat(descriptor), others=0)
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+
+
+def append_to(path: Path) -> BinaryIO:
+    """Open a file to append to, and make it if needed; a link is not followed. Raises as ``open_regular``."""
+    return open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+
+
+def save_logs(source: Path, target: Path) -> None:
+    """Copy the regular files below ``source`` to ``target``: content in files of mode 600, and directories of mode 700.
+
+    Links of ``source`` are left out, and files of ``target`` replaced. Raises as ``own_directory``.
+    """
+    own_directory(target)
+    for folder, folders, names in os.walk(source):
+        place = target / Path(folder).relative_to(source)
+        for name in names:
+            with suppress(ConfigError), open_regular(Path(folder, name)) as log:  # a link, a socket
+                (place / name).unlink(missing_ok=True)
+                descriptor = os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with os.fdopen(descriptor, "wb") as copy:
+                    shutil.copyfileobj(log, copy)
+        folders[:] = [name for name in folders if not Path(folder, name).is_symlink()]
+        for name in folders:
+            own_directory(place / name)

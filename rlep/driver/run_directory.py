@@ -25,6 +25,7 @@ from rlep.config.settings import as_override, differences, dump_config
 from rlep.core.builds import installed
 from rlep.core.errors import CheckpointError, ConfigError
 from rlep.core.files import write_json, write_whole
+from rlep.core.paths import append_to, own_directory
 from rlep.driver.checkpoint import Checkpoints
 from rlep.driver.made_directory import MadeDirectory
 from rlep.driver.stored_run import CONFIG, MANIFEST, SEAL, read_recorded, seal, stored_config
@@ -155,9 +156,9 @@ class RunDirectory:
     def keep_log(self, name: str, text: str) -> Path:
         """Append to a file of ``logs/``; returns its path."""
         path = self.path / "logs" / name
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
+        own_directory(path.parent)
+        with append_to(path) as file:
+            file.write(f"{text}\n".encode(errors="replace"))
         return path
 
     def begin(self) -> None:
