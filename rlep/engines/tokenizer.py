@@ -258,7 +258,9 @@ def _read_template(file: Path) -> str:
             raise ModelError(f"model.template_file = {file} is no file of at most {LONGEST_TEMPLATE} bytes")
     text = raw.decode()
     if "{{" not in text and "{%" not in text:
-        raise ModelError(f"model.template_file = {file} is no chat template: nothing in it stands in {{{{ }}}} or {{% %}}")
+        raise ModelError(
+            f"model.template_file = {file} is no chat template: nothing in it stands in {{{{ }}}} or {{% %}}"
+        )
     return text
 
 

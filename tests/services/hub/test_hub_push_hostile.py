@@ -14,7 +14,7 @@ from tests.services.hub.test_hub_push import pushable, pushed, writer
 from tests.unit.launch.test_evaluated_model import checkpoint, run_of
 
 __all__ = ["writer"]
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content='")  # as huggingface_hub gives httpx2 a large file
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=")  # as huggingface_hub gives httpx2 a large file
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n{{ messages }}\n"
 
 
