@@ -53,7 +53,7 @@ def directory_below(
     """
     for old in parent.glob(f"{prefix}*"):
         owner = old.name.removeprefix(prefix).split("-")[0]
-        if owner.isdigit() and not _is_alive(int(owner)) and not _is_locked(old):
+        if owner.isdigit() and not _is_alive(int(owner)) and _is_own(old) and not _is_locked(old):
             remove(old)
     made = Path(tempfile.mkdtemp(prefix=f"{'.' * locked}{prefix}{os.getpid()}-", dir=parent))
     if not locked:
@@ -61,6 +61,16 @@ def directory_below(
     with suppress(OSError):  # a file system without such locks
         fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)  # until this process ends
     return made.rename(parent / made.name[1:])
+
+
+def _is_own(directory: Path) -> bool:
+    """Tell whether it is a directory of this user's that nobody else could fill: its list of files is believed."""
+    try:
+        held = directory.lstat()
+        check_own(directory, held)
+    except (OSError, ConfigError):
+        return False
+    return stat.S_ISDIR(held.st_mode)
 
 
 def _is_locked(directory: Path) -> bool:
@@ -173,17 +183,32 @@ def append_to(path: Path) -> BinaryIO:
 def save_logs(source: Path, target: Path) -> None:
     """Copy the regular files below ``source`` to ``target``: content in files of mode 600, and directories of mode 700.
 
-    Links of ``source`` are left out, and files of ``target`` replaced. Raises as ``own_directory``.
+    Links of ``source`` are left out, and files of ``target`` replaced. Where a disk is full, what has room is kept; then raises
+    its ``OSError``, or ``ConfigError`` as ``own_directory`` does.
     """
     own_directory(target)
+    failed: OSError | None = None
     for folder, folders, names in os.walk(source):
         place = target / Path(folder).relative_to(source)
         for name in names:
-            with suppress(ConfigError), open_regular(Path(folder, name)) as log:  # a link, a socket
-                (place / name).unlink(missing_ok=True)
-                descriptor = os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                with os.fdopen(descriptor, "wb") as copy:
-                    shutil.copyfileobj(log, copy)
+            try:
+                _copy(Path(folder, name), place / name)
+            except OSError as error:
+                failed = failed or error
         folders[:] = [name for name in folders if not Path(folder, name).is_symlink()]
         for name in folders:
             own_directory(place / name)
+    if failed is not None:
+        raise failed
+
+
+def _copy(log: Path, copy: Path) -> None:
+    with suppress(ConfigError), open_regular(log) as source:  # a link, a socket
+        copy.unlink(missing_ok=True)
+        descriptor = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as target:
+                shutil.copyfileobj(source, target)
+        except OSError:
+            copy.unlink()
+            raise
