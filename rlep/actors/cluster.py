@@ -41,9 +41,9 @@ from rlep.actors.ray_private import log_raylet_messages, refuses_token, start_pr
 from rlep.actors.ray_watch import watch_head
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
-from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
+from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, HeadLost, PlacementError, RlepError
 from rlep.core.files import write_whole
-from rlep.core.paths import private_directory
+from rlep.core.paths import private_directory, save_logs
 from rlep.core.waiting import silence
 
 RAY_FILES = "r"
@@ -141,9 +141,17 @@ class Cluster:
             ray.shutdown()
         if self.home is not None:
             if logs is not None:
-                _save_logs(self.home / RAY_FILES, logs)
+                self._save_logs(self.home / RAY_FILES, logs)
             shutil.rmtree(self.home, ignore_errors=True)
             self.home = None
+
+    def _save_logs(self, home: Path, logs: Path) -> None:
+        for session in home.glob("session_2*"):
+            try:  # neither a full disk nor a prepared directory may hide what ended the run
+                save_logs(session / "logs", logs)
+            except (OSError, ConfigError) as error:
+                with suppress(OSError):
+                    self.report("logs_lost", "head", str(error))
 
     def reserve(self, name: str, bundles: Sequence[ActorConfig]) -> PlacementGroup:
         """Resources for several actors, all or none, reserved until ``forget`` while the actors come and go.
@@ -280,9 +288,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OutOfMemoryError):
         lines.reverse()
     return next((line for line in reversed(lines) if line.strip("^~ ")), type(error).__name__)
-
-
-def _save_logs(home: Path, logs: Path) -> None:
-    for session in home.glob("session_2*"):
-        with suppress(OSError):  # a full disk must not hide what ended the run; what has room is kept
-            shutil.copytree(session / "logs", logs, dirs_exist_ok=True, ignore_dangling_symlinks=True)

@@ -22,8 +22,7 @@ def replace_with(path: Path, *, private: bool = False, shared: bool = False) -> 
     part = path.with_name(f".{path.name}{own}.part")
     part.unlink(missing_ok=True)  # of a writer that was killed
     try:
-        if private:
-            part.touch(mode=0o600, exist_ok=False)
+        part.touch(mode=0o600 if private else 0o666, exist_ok=False)  # a link that somebody puts there is not followed
         yield part
         with part.open("rb") as file:
             os.fsync(file.fileno())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlep.core.errors import DataError
+from rlep.core.paths import append_to
 
 LONGEST_LINE = 1 << 20
 """Bytes."""
@@ -26,7 +27,7 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b", buffering=0)
+        self._file = append_to(path)
         self._lock = threading.Lock()
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

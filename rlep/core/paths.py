@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from rlep.core.errors import ConfigError
 
@@ -52,7 +53,7 @@ def directory_below(
     """
     for old in parent.glob(f"{prefix}*"):
         owner = old.name.removeprefix(prefix).split("-")[0]
-        if owner.isdigit() and not _is_alive(int(owner)) and not _is_locked(old):
+        if owner.isdigit() and not _is_alive(int(owner)) and _is_own(old) and not _is_locked(old):
             remove(old)
     made = Path(tempfile.mkdtemp(prefix=f"{'.' * locked}{prefix}{os.getpid()}-", dir=parent))
     if not locked:
@@ -60,6 +61,16 @@ def directory_below(
     with suppress(OSError):  # a file system without such locks
         fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)  # until this process ends
     return made.rename(parent / made.name[1:])
+
+
+def _is_own(directory: Path) -> bool:
+    """Tell whether it is a directory of this user's that nobody else could fill: its list of files is believed."""
+    try:
+        held = directory.lstat()
+        check_own(directory, held)
+    except (OSError, ConfigError):
+        return False
+    return stat.S_ISDIR(held.st_mode)
 
 
 def _is_locked(directory: Path) -> bool:
@@ -110,17 +121,17 @@ def read_own(path: Path, *, most: int, others: int = 0o022) -> str:
 
     Raises ``ConfigError`` where it is not so, ``OSError`` where it cannot be read.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise ConfigError(f"{path} is a link, which is not followed") from None
-    with os.fdopen(descriptor, "rb") as file:
-        held = os.fstat(descriptor)
-        if not stat.S_ISREG(held.st_mode):
-            raise ConfigError(f"{path} is no regular file")
-        check_own(path, held, others=others)
+    return read_regular(path, most=most, check=lambda held: check_own(path, held, others=others))
+
+
+def read_regular(path: Path, *, most: int, check: Callable[[os.stat_result], None] | None = None) -> str:
+    """The text of a regular file that is no link and has at most ``most`` bytes; ``check`` sees its status before it is read.
+
+    Raises ``ConfigError`` where it is not so, ``OSError`` where it cannot be read.
+    """
+    with open_regular(path) as file:
+        if check is not None:
+            check(os.fstat(file.fileno()))
         raw = file.read(most + 1)
     if len(raw) > most:
         raise ConfigError(f"{path} has more than {most} bytes")
@@ -128,3 +139,76 @@ def read_own(path: Path, *, most: int, others: int = 0o022) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8: {error}") from None
+
+
+def open_regular(path: Path, how: int = os.O_RDONLY) -> BinaryIO:
+    """Open a regular file that is no link. Raises ``ConfigError`` for anything else, ``OSError`` as ``open``."""
+    try:
+        descriptor = os.open(path, how | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ConfigError(f"{path} is a link, which is not followed") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{path} is no regular file")
+    return os.fdopen(descriptor, "a+b" if how & os.O_APPEND else "rb", buffering=0 if how & os.O_APPEND else -1)
+
+
+def own_directory(path: Path) -> None:
+    """Make a directory of mode 700, or give this mode to one that is there, so that nobody else changes it from now on.
+
+    Raises ``ConfigError`` where it is a link or another user's, ``OSError`` where it cannot be made.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise ConfigError(f"{path} is a link or a file, no directory: nothing is written there") from None
+    try:
+        check_own(path, os.fstat(descriptor), others=0)
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+
+
+def append_to(path: Path) -> BinaryIO:
+    """Open a file to append to, and make it if needed; a link is not followed. Raises as ``open_regular``."""
+    return open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+
+
+def save_logs(source: Path, target: Path) -> None:
+    """Copy the regular files below ``source`` to ``target``: content in files of mode 600, and directories of mode 700.
+
+    Links of ``source`` are left out, and files of ``target`` replaced. Where a disk is full, what has room is kept; then raises
+    its ``OSError``, or ``ConfigError`` as ``own_directory`` does.
+    """
+    own_directory(target)
+    failed: OSError | None = None
+    for folder, folders, names in os.walk(source):
+        place = target / Path(folder).relative_to(source)
+        for name in names:
+            try:
+                _copy(Path(folder, name), place / name)
+            except OSError as error:
+                failed = failed or error
+        folders[:] = [name for name in folders if not Path(folder, name).is_symlink()]
+        for name in folders:
+            own_directory(place / name)
+    if failed is not None:
+        raise failed
+
+
+def _copy(log: Path, copy: Path) -> None:
+    with suppress(ConfigError), open_regular(log) as source:  # a link, a socket
+        copy.unlink(missing_ok=True)
+        descriptor = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as target:
+                shutil.copyfileobj(source, target)
+        except OSError:
+            copy.unlink()
+            raise

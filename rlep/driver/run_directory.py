@@ -12,7 +12,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from rlep.config.schema import Config
-from rlep.config.settings import as_override, differences, dump_config, parse_stored_config
+from rlep.config.settings import as_override, differences, dump_config
 from rlep.core.builds import installed
 from rlep.core.errors import CheckpointError, ConfigError
 from rlep.core.files import write_json, write_whole
+from rlep.core.paths import append_to, own_directory
 from rlep.driver.checkpoint import Checkpoints
 from rlep.driver.made_directory import MadeDirectory
+from rlep.driver.stored_run import CONFIG, MANIFEST, SEAL, read_recorded, seal, stored_config
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog
 
@@ -133,8 +135,9 @@ class RunDirectory:
             self.resumed = begun and (path / "manifest.json").exists()
             if self.resumed:
                 self._check_same(config, facts)
-            write_whole(path / "config.json", dump_config(config))
-            write_json(path / "manifest.json", _manifest(facts, self._created()))
+            text = dump_config(config)
+            write_whole(path / CONFIG, text)
+            write_json(path / MANIFEST, _manifest(facts, self._created()) | {SEAL: seal(text)})
             self.metrics = undo.enter_context(MetricsLog(path / "metrics.jsonl", open_trackers()))
             self.evaluations = undo.enter_context(EvaluationsLog(path / "evaluations.jsonl"))
             if not begun:
@@ -159,9 +162,9 @@ class RunDirectory:
     def keep_log(self, name: str, text: str) -> Path:
         """Append to a file of ``logs/``; returns its path."""
         path = self.path / "logs" / name
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
+        own_directory(path.parent)
+        with append_to(path) as file:
+            file.write(f"{text}\n".encode(errors="replace"))
         return path
 
     def begin(self) -> None:
@@ -253,21 +256,6 @@ def _elsewhere(path: Path) -> str:
     """Return the option for a free directory beside this one."""
     free = next(other for n in count(2) if not (other := path.with_name(f"{path.name}-{n}")).exists())
     return as_override("run.directory", str(free))
-
-
-def read_recorded(path: Path, name: str) -> Any:
-    """Return what a file of the run directory ``path`` records. Raises ``CheckpointError`` where it is damaged or missing."""
-    try:
-        return json.loads((path / name).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path / name} is damaged: restore it, or choose another run.directory ({error})"
-        ) from None
-
-
-def stored_config(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """Return the config that a run left in ``path``. Raises ``CheckpointError`` or ``ConfigError`` where it cannot be used."""
-    return parse_stored_config(read_recorded(path, "config.json"), path / "config.json", overrides)
 
 
 def _has_progress(path: Path) -> bool:

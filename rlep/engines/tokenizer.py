@@ -19,13 +19,18 @@ from rlep.core.thinking import MARK, opened
 from rlep.core.tool_calls import CALL_MARKS
 from rlep.core.types import Int32Array, Message
 from rlep.core.versions import check_installed
+from rlep.core.waiting import TooLate, raising_after
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """A model directory without any of these has no tokenizer."""
-TEMPLATE_FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+TEMPLATE_FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
 """Errors that a chat template raises beside jinja2's own errors: its expressions are Python's."""
 CALL_ID = "rlepcall0"
 """Name of a rendered call: nine letters and digits, as Mistral's templates want it."""
+LONGEST_TEMPLATE = 1 << 20
+"""Bytes of ``model.template_file``."""
+RENDER_S = 20.0
+"""Longest rendering of one conversation, which takes milliseconds: a template may loop for years."""
 SPLIT_SAMPLE = "Ann has 8 bags of 7 pens.\n\n  How many?  \\boxed{x^2 + 1.5} \u221a2 \u65e0\u89e3 cafe\u0301"
 """Text whose tokens tell one way of splitting from another: numbers, white space, LaTeX, other scripts, a combining mark."""
 
@@ -185,7 +190,7 @@ class Tokenizer:
         """The chat template of a prompt. Raises ``ModelError`` where there is none, or a variable that it does not read."""
         file = self._model.template_file
         try:
-            template = self._own_template() if file is None else file.read_text(encoding="utf-8")
+            template = self._own_template() if file is None else _read_template(file)
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ModelError(f"model.template_file = {file} cannot be read: {why}") from error
@@ -241,16 +246,21 @@ class Tokenizer:
             conversation = (_said(Message("system", system)), *conversation)
         name, template = self.template_name, self.chat_template
         try:
-            return str(
-                self._backend.apply_chat_template(
-                    list(conversation),
-                    chat_template=template,
-                    tools=list(self.tools) or None,
-                    tokenize=False,
-                    add_generation_prompt=begins_response,
-                    **self._model.template,
+            with raising_after(RENDER_S):
+                return str(
+                    self._backend.apply_chat_template(
+                        list(conversation),
+                        chat_template=template,
+                        tools=list(self.tools) or None,
+                        tokenize=False,
+                        add_generation_prompt=begins_response,
+                        **self._model.template,
+                    )
                 )
-            )
+        except TooLate:
+            raise ModelError(
+                f"{name}: the chat template has not written a prompt in {RENDER_S:g} s: it loops, or is none"
+            ) from None
         except TemplateError as error:
             raise ModelError(f"{name}: the chat template refuses a prompt: {error}") from error
         except TEMPLATE_FAULTS as error:
@@ -259,6 +269,19 @@ class Tokenizer:
 
 def _said(message: Message) -> dict[str, str]:
     return {"role": message.role, "content": message.content}
+
+
+def _read_template(file: Path) -> str:
+    """Read a template file. Raises ``ModelError`` for one that is too long, or that would write the same for every prompt."""
+    with file.open("rb") as opened:
+        if not file.is_file() or len(raw := opened.read(LONGEST_TEMPLATE + 1)) > LONGEST_TEMPLATE:
+            raise ModelError(f"model.template_file = {file} is no file of at most {LONGEST_TEMPLATE} bytes")
+    text = raw.decode()
+    if "{{" not in text and "{%" not in text:
+        raise ModelError(
+            f"model.template_file = {file} is no chat template: nothing in it stands in {{{{ }}}} or {{% %}}"
+        )
+    return text
 
 
 def reads_variable(template: str, name: str) -> bool:

@@ -17,7 +17,8 @@ from rlep.core.files import write_json
 from rlep.driver.checkpoint import choose_checkpoint
 from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
 from rlep.driver.made_directory import MadeDirectory
-from rlep.driver.run_directory import WRITTEN_LATER, stored_config
+from rlep.driver.run_directory import WRITTEN_LATER
+from rlep.driver.stored_run import evaluated_config, stored_config
 from rlep.hub.resolve import model_text, resolve
 from rlep.launch.command import (
     REFUSALS,
@@ -49,18 +50,24 @@ def choose_model(
 ) -> EvaluatedModel:
     """Return the model in ``directory``; of a run, its best checkpoint if it kept one, else its last.
 
-    A run is evaluated with its own config unless config files are given; overrides apply to either.
+    A run is evaluated with its own config unless config files are given; overrides apply to either. A run that this user did
+    not make gives only what describes model, sampling and grading: see ``rlep.driver.stored_run``.
 
     Raises:
         ConfigError: a config that cannot be used, or no held-out file.
         CheckpointError: the run has no intact checkpoint.
     """
     is_run = (directory / "config.json").is_file() and (directory / "checkpoints").is_dir()
-    own = stored_config(directory, overrides) if is_run else None
-    config = own if own is not None and not files else load_config(files, overrides)
+    own, left_out = None, ()
+    if files or not is_run:
+        config = load_config(files, overrides)
+        own = stored_config(directory) if is_run else None
+    else:
+        stored = evaluated_config(directory, overrides)
+        config, own, left_out = stored.config, stored.whole, stored.left_out
     held_out = tuple(data) or config.data.evaluation
     if not held_out:
-        raise ConfigError("nothing to evaluate on: name held-out files, or set data.evaluation")
+        raise ConfigError("\n".join([*left_out, "nothing to evaluate on: name held-out files, or set data.evaluation"]))
     train = (own or config).data.train_paths
     notes = [
         f"{file} is the training file: this accuracy says nothing about unseen questions"
@@ -69,6 +76,7 @@ def choose_model(
     ]
     if own is None:
         return EvaluatedModel(directory, config, held_out, tuple(notes))
+    notes = [*left_out, *notes]
     chosen, why = choose_checkpoint(directory / "checkpoints", own.checkpoint.best)
     return EvaluatedModel(chosen.model, config, held_out, (f"{why} of {directory}: step {chosen.state.step}", *notes))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.actors.cluster import Cluster, Report, unreported
+from rlep.actors.cluster_address import joined_address
 from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control
@@ -34,7 +35,7 @@ from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.core.progress import Advance
 from rlep.core.types import ALL, Prompt
-from rlep.core.waiting import silence
+from rlep.core.waiting import in_daemon_thread, silence
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.sampler.setup import PROBES
@@ -231,7 +232,10 @@ def _shared(config: Config, cluster: Cluster) -> tuple[TimeSharing, Colocated | 
 async def run_actors(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
     """Connect to a cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
-    connecting = silence(asyncio.ensure_future(asyncio.to_thread(cluster.connect)))  # nobody may be left to await it
+    joins = joined_address(config.cluster.address) is not None
+    # A thread cannot be stopped. What it starts is ended below; a join starts nothing, and nobody waits for its thread.
+    connected = in_daemon_thread(cluster.connect) if joins else asyncio.to_thread(cluster.connect)
+    connecting = silence(asyncio.ensure_future(connected))  # nobody may be left to await it
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)
@@ -242,5 +246,7 @@ async def run_actors(config: Config, report: Report = unreported) -> AsyncIterat
                 yield entered
         logs = None
     finally:
-        await asyncio.wait({connecting})  # a thread cannot be stopped, and what it has begun is to be ended
-        await asyncio.to_thread(cluster.close, logs)
+        if not joins:
+            await asyncio.wait({connecting})
+        if connecting.done():
+            await asyncio.to_thread(cluster.close, logs)

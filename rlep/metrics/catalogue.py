@@ -241,6 +241,7 @@ EVENTS: dict[str, str] = {
     "actor_restarted": "An actor was started again in place of a lost one",
     "actor_drained": "An actor was drained on request; what it handed back",
     "head_lost": "Ray's head process has not answered for `cluster.head_deadline_s`; the run ends",
+    "logs_lost": "Ray's logs of a failed run were not kept in `logs/`, and why",
     "update_skipped": "An optimizer update was not applied",
     "checkpoint_saved": "A checkpoint is complete on disk",
     "checkpoint_refused": "A checkpoint was torn or corrupt and was passed over",

@@ -56,6 +56,7 @@ SEVERITY: Mapping[str, str] = {
     "head_lost": "error",
     "grading_failed": "error",
     "actor_lost": "warning",
+    "logs_lost": "warning",
     "update_skipped": "warning",
     "checkpoint_refused": "warning",
     "rollouts_skipped": "warning",

@@ -14,16 +14,18 @@ import tempfile
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import psutil
 import pytest
 import ray
 
-from rlep.actors.cluster import DEEPEST_SOCKET, RAY_FILES, _save_logs
+from rlep.actors.cluster import DEEPEST_SOCKET, RAY_FILES
 from rlep.actors.ray_private import ATTEMPTS, start_private_cluster
 from rlep.core import paths
 from rlep.core.errors import PlacementError
-from rlep.core.paths import private_directory
+from rlep.core.paths import private_directory, save_logs
+from rlep.engines.sampler import runtime
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
 from tests.waiting import wait_until
 
@@ -47,6 +49,34 @@ def test_a_new_directory_is_private_and_only_dead_owners_leftovers_go(
     assert living.exists()
     assert other_kind.exists()
     assert made.name.startswith(f"rlep-test-{os.getuid()}-{os.getpid()}-")
+
+
+@pytest.mark.parametrize("prepared", ["mode", "owner", "link"])
+def test_a_leftover_that_another_user_may_have_prepared_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared: str
+) -> None:
+    """It names the shared memory of this user's that is to be removed, e.g. of a learner that lives."""
+    if prepared == "owner" and os.geteuid():
+        pytest.skip("only root gives files away")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(runtime, "SHARED_MEMORY", tmp_path)
+    (tmp_path / "victim").write_text("weights")
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
+        ended.wait()
+    directory = tmp_path / f"rlep-sampler-{os.getuid()}-{ended.pid}-x"
+    filled = tmp_path / "elsewhere" if prepared == "link" else directory
+    filled.mkdir()
+    (filled / "shared-memory").write_text("victim")
+    if prepared == "link":
+        directory.symlink_to(filled)
+    elif prepared == "mode":
+        directory.chmod(0o777)
+    else:
+        os.chown(directory, 12345, -1)
+    made = make_runtime(None)
+    assert (tmp_path / "victim").read_text() == "weights"
+    assert (filled / "shared-memory").exists()
+    assert made.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_another_pid_namespace_holds_in_shared_memory_stays(
@@ -284,13 +314,14 @@ def test_logs_that_do_not_fit_hide_nothing(tmp_path: Path, monkeypatch: pytest.M
     logs.mkdir(parents=True)
     (logs / "raylet.out").write_text("ended")
     (logs / "gcs.out").write_text("ended")
-    copy = shutil.copy2
+    copy = shutil.copyfileobj
 
-    def fits(source: str, target: str) -> object:
-        if source.endswith("raylet.out"):
-            raise OSError(errno.ENOSPC, "No space left on device", target)
-        return copy(source, target)
+    def fits(source: BinaryIO, target: BinaryIO) -> None:
+        if os.fstat(source.fileno()).st_ino == (logs / "raylet.out").stat().st_ino:
+            raise OSError(errno.ENOSPC, "No space left on device", "raylet.out")
+        copy(source, target)
 
-    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, fits, False, False))
-    _save_logs(tmp_path, tmp_path / "kept")
+    monkeypatch.setattr(shutil, "copyfileobj", fits)
+    with pytest.raises(OSError, match="No space left on device"):
+        save_logs(logs, tmp_path / "kept")
     assert [file.name for file in (tmp_path / "kept").iterdir()] == ["gcs.out"]

@@ -28,7 +28,15 @@ exec "$@"
 """,
     "scontrol": "#!/bin/bash\necho 127.0.0.1\n",
 }
-LOGS = Path(f"/tmp/rlep-{os.getpid()}")
+PREPARED = Path(f"/tmp/rlep-{os.getpid()}")
+"""Directory of the job's number alone, which any user of the node could make first."""
+
+
+def kept() -> list[Path]:
+    """The directories that jobs of this test have made for Ray."""
+    return sorted(PREPARED.parent.glob(f"{PREPARED.name}-*"))
+
+
 # Stands where the rlep command stands: joins as it does, and says what it found.
 PROGRAM = """#!{python}
 import os, stat, sys
@@ -71,7 +79,8 @@ def submitted(tmp_path: Path) -> Iterator[dict[str, str]]:
         "SLURM_JOB_NODELIST": "node[1]",
         "SLURM_CPUS_PER_TASK": "2",
     }
-    shutil.rmtree(LOGS, ignore_errors=True)
+    for directory in (PREPARED, *kept()):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def test_a_job_runs_its_command_on_a_private_cluster_and_cleans_up(submitted: dict[str, str], tmp_path: Path) -> None:
@@ -85,11 +94,13 @@ def test_a_job_runs_its_command_on_a_private_cluster_and_cleans_up(submitted: di
         "auth token 0o600 64",
     ]
     assert list(tmp_path.glob(".rlep-*")) == []
-    assert not LOGS.exists()
+    assert kept() == []
 
 
 def test_at_the_time_limit_the_command_is_told_and_waited_for(submitted: dict[str, str], tmp_path: Path) -> None:
     log = tmp_path / "log"
+    PREPARED.mkdir()
+    PREPARED.chmod(0o777)
     with log.open("w") as out:
         job = subprocess.Popen(["bash", SCRIPT, "wait"], env=submitted, stdout=out, stderr=subprocess.STDOUT)
     wait_until(lambda: "waiting" in log.read_text() or job.poll() is not None, "the command to run")
@@ -97,7 +108,9 @@ def test_at_the_time_limit_the_command_is_told_and_waited_for(submitted: dict[st
     job.send_signal(signal.SIGTERM)
     assert job.wait() == 143
     assert log.read_text().splitlines()[-2] == "saved before the end"
-    assert list(LOGS.glob("session_*/logs"))  # kept, to see what went wrong
+    [logs] = kept()
+    assert list(logs.glob("r/session_*/logs"))  # kept, to see what went wrong
+    assert (logs.stat().st_mode & 0o777, [*PREPARED.iterdir()]) == (0o700, [])
     assert list(tmp_path.glob(".rlep-*")) == []
 
 

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from rlep.config.schema import ModelConfig
 from rlep.core.errors import ModelError
 from rlep.core.types import Message
+from rlep.engines import tokenizer as module
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
 from rlep.quickstart.task import build_task
 
@@ -195,3 +196,27 @@ def test_the_vocabulary_is_what_the_models_config_states(tmp_path: Path, config:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     assert vocabulary_size(tmp_path) == rows
+
+
+@pytest.mark.parametrize(
+    "loop", ["{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}", "{{ 'x' * 10 ** 17 }}"]
+)
+def test_a_chat_template_that_loops_is_a_sentence_in_seconds(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """The first takes 10¹⁰ rounds, hours, in two loops of the length that the sandbox lets a loop have."""
+    monkeypatch.setattr(module, "RENDER_S", 0.5)
+    (tmp_path / "own.jinja").write_text("{{ messages }}" + loop)
+    tokenizer = load_tokenizer(model_dir, ModelConfig(template_file=tmp_path / "own.jinja"))
+    with pytest.raises(
+        ModelError, match=r"own\.jinja: the chat template (has not written a prompt in 0\.5 s|fails with)"
+    ):
+        tokenizer.encode_prompt([USER])
+    assert len(load_tokenizer(model_dir).encode_prompt([USER])) == 14  # the thread goes on
+
+
+def test_a_file_that_is_written_as_it_is_for_every_prompt_is_no_template(model_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
+    tokenizer = load_tokenizer(model_dir, ModelConfig(template_file=tmp_path / "id_rsa"))
+    with pytest.raises(ModelError, match=r"id_rsa is no chat template: nothing in it stands in"):
+        tokenizer.encode_prompt([USER])

@@ -12,11 +12,15 @@ import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rlep.core.errors import ConfigError
 from rlep.services.verifier.answers import after_thinking
 from rlep.services.verifier.reward_call import UnknownName
+
+if TYPE_CHECKING:
+    import httpx
 
 JUDGE = "judge "
 """A worker's task, before the path of the file."""
@@ -24,6 +28,10 @@ TOKEN = "RLEP_JUDGE_TOKEN"
 """Environment variable with the token that the server asks for, if it does."""
 _NAMES = re.compile(r"\{(\{)?([A-Za-z_]\w*)\}(?(1)\})")
 _CONNECT_S = 10.0
+_MAX_ANSWER = 1 << 24
+"""Bytes of an answer that are read."""
+HIDDEN = "[token]"
+"""Text in place of the token, where a server repeats it."""
 
 
 class NoScore(ValueError):
@@ -93,6 +101,8 @@ def _fault_of(judge: JudgeFile) -> str:
         return f"url holds a name or password; give the token in {TOKEN} instead"
     if os.environ.get(TOKEN) and parts.scheme == "http" and not _is_loopback(host):
         return f"url = {judge.url!r} would carry the token in {TOKEN} in the clear: take https://, or unset it"
+    if (token := os.environ.get(TOKEN)) and not (token.isascii() and token.isprintable() and " " not in token):
+        return f"the token in {TOKEN} has a character that no header may have, e.g. a line break at its end"
     if ("", "response") not in _NAMES.findall(judge.prompt):
         return "prompt does not hold {response}, so every response would get the same score"
     try:
@@ -132,18 +142,35 @@ def judge_function(judge: JudgeFile) -> Callable[..., Awaitable[float]]:
         message = {"role": "user", "content": filled(judge.prompt, given)}
         sampling = {"temperature": judge.temperature, "max_tokens": judge.max_tokens}
         request = {"model": judge.model, "messages": [message]} | sampling | judge.extra
-        answer = await client.post(f"{judge.url.rstrip('/')}/chat/completions", json=request)
+        async with client.stream("POST", f"{judge.url.rstrip('/')}/chat/completions", json=request) as answer:
+            body = await _body_of(answer, token)
         if not answer.is_success:  # the server says why, in a field that is not the same everywhere
-            moved = answer.headers.get("location", "")
-            reason = f"to {moved}, which is not followed" if moved else " ".join(answer.text[:300].split())
+            moved = hide(answer.headers.get("location", ""), token)
+            text = hide(body.decode(answer.encoding or "utf-8", errors="replace"), token)
+            reason = f"to {moved}, which is not followed" if moved else " ".join(text[:300].split())
             raise httpx.HTTPStatusError(f"{answer.status_code} {reason}", request=answer.request, response=answer)
-        found = score_in(text_of(answer.content), judge.score)
+        found = score_in(hide(text_of(body), token), judge.score)
         if not low <= found <= high:
             raise NoScore(f"the judge gave {found:g}, which is not in range = [{low:g}, {high:g}]")
         return found
 
     vars(score)["score_range"] = (low, high)
     return score
+
+
+async def _body_of(answer: httpx.Response, token: str | None) -> bytes:
+    """Read an answer, the token replaced. Raises NoScore where it is too long."""
+    body = bytearray()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > _MAX_ANSWER:
+            raise NoScore(f"the server's answer has more than {_MAX_ANSWER} bytes")
+    return bytes(body).replace(token.encode(), HIDDEN.encode()) if token else bytes(body)
+
+
+def hide(text: str, token: str | None) -> str:
+    """Replace the token, which a server may repeat: the reasons of verdicts are stored and shown."""
+    return text.replace(token, HIDDEN) if token else text
 
 
 def filled(prompt: str, values: Mapping[str, object]) -> str:
@@ -167,7 +194,7 @@ def text_of(body: bytes) -> str:
     """The answer in a chat completion. Raises NoScore."""
     try:
         text = json.loads(body)["choices"][0]["message"]["content"] or ""
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         text = None
     if not isinstance(text, str):
         raise NoScore(f"the server's answer is no chat completion: {body[:120]!r}")

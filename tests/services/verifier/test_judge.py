@@ -191,6 +191,17 @@ def test_a_token_does_not_leave_the_machine_in_the_clear(tmp_path: Path, monkeyp
     assert read_judge(judge_file(tmp_path, "https://judge.example/v1")).url == "https://judge.example/v1"
 
 
+def test_a_token_that_no_header_may_have_is_refused_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN, "a-secret\n")
+    with pytest.raises(
+        ConfigError, match="the token in RLEP_JUDGE_TOKEN has a character that no header may have"
+    ) as refused:
+        read_judge(judge_file(tmp_path))
+    assert "a-secret" not in str(refused.value)
+
+
 def test_a_judge_that_is_served_elsewhere_is_the_same_and_another_prompt_another(tmp_path: Path) -> None:
     def version(url: str, prompt: str) -> str:
         return profile_version(f"judge:{judge_file(tmp_path, url, prompt=prompt)}")

@@ -58,6 +58,7 @@ NO_COMPLETIONS = [
     '{"choices": []}',
     completion([{"type": "text", "text": "<score>1</score>"}]),
     "[]",
+    "[" * 100_000,
 ]
 
 
@@ -115,6 +116,30 @@ def test_servers_that_refuse_or_send_elsewhere_say_so_once_and_the_token_stays(t
     assert server.headers["Authorization"] == "Bearer a-secret"
     assert (server.asked.total(), other.asked.total()) == (2, 0)
     assert not any("a-secret" in verdict.reason for verdict in found)
+
+
+def test_a_token_that_a_server_repeats_is_in_no_verdict(tmp_path: Path) -> None:
+    """Verdicts are stored with the run, shown by the console, and logged."""
+    whole = completion("the token is a-secret")
+    answers: dict[bytes, tuple[int, str, dict[str, str]]] = {
+        b"refused": (401, '{"error": "no user has Bearer a-secret"}', {}),
+        b"moved": (307, "", {"Location": "https://elsewhere/?token=a-secret"}),
+        b"plain": (200, "a-secret", {}),
+        b"whole": (200, whole, {}),
+        b"escaped": (200, whole.replace("a-secret", "\\u0061-secret"), {}),
+        b"long": (200, completion("x" * 76 + "a-secret" + "y" * 74), {}),
+        b"endless": (200, "a-secret" * (3 << 20), {}),
+    }
+
+    def answer(path: str, body: bytes, times: int) -> tuple[int, str, dict[str, str]]:
+        return next(reply for name, reply in answers.items() if name in body)
+
+    with serving(answer) as server:
+        found = judged(tmp_path, server.url, [name.decode() for name in answers])
+    assert [verdict.status for verdict in found] == ["crashed"] * len(answers)
+    assert server.headers["Authorization"] == "Bearer a-secret"
+    assert not any("secret" in repr(verdict) for verdict in found)
+    assert "more than 16777216 bytes" in found[-1].reason
 
 
 def test_a_certificate_that_nobody_signed_is_no_server_that_is_away(

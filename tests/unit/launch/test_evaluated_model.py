@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from rlep.config.schema import Config
 from rlep.config.settings import dump_config, load_config
 from rlep.core.errors import CheckpointError, ConfigError
+from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.run_state import RunState
 from rlep.launch import evaluate as module
 from rlep.launch.evaluate import choose_model, evaluate
@@ -115,3 +117,102 @@ def test_two_evaluations_have_two_names_on_their_cluster(tmp_path: Path, monkeyp
     names = [asked(monkeypatch, tmp_path, load_config([], [])).run.name for _ in range(2)]
     assert len({*names}) == 2
     assert all(re.fullmatch("evaluate-[0-9a-f]{8}", name) for name in names)
+
+
+STRANGERS = (
+    'cluster.address="203.0.113.7:6379"',
+    'generator.engine={ download_dir = "/elsewhere" }',
+    "generator.count=64",
+    "verifier.workers=1024",
+    'tracking.sinks=["wandb"]',
+    'pool.url="grpc://203.0.113.7:7171"',
+    'pool.token_file="/home/me/.token"',
+    'data.evaluation=["held.jsonl"]',
+)
+
+
+def test_of_an_archive_s_config_an_evaluation_takes_no_address_engine_argument_or_resource(tmp_path: Path) -> None:
+    """Files that were unpacked belong to whoever unpacked them: owner and mode say nothing about who wrote them."""
+    run = run_of(tmp_path / "run", *STRANGERS, "evaluation.samples=5", 'model.template={ "a.b" = 1 }')
+    checkpoint(run, 10, None)
+    chosen = choose_model(run, [], [], [])
+    left = load_config([], [])
+    assert chosen.config.cluster == left.cluster
+    assert (chosen.config.pool, chosen.config.tracking) == (left.pool, left.tracking)
+    assert (chosen.config.generator, chosen.config.verifier) == (left.generator, left.verifier)
+    assert (chosen.config.rollout.max_tokens, chosen.config.evaluation.samples) == (700, 5)
+    assert chosen.config.model.template == {"a.b": 1}
+    assert chosen.data == (Path("held.jsonl"),)
+    assert 'left out cluster.address = "203.0.113.7:6379", generator.count = 64' in chosen.notes[1]
+    named = choose_model(run, [], [], ["cluster.address=auto"])
+    assert named.config.cluster.address == "auto"
+    assert "cluster.address" not in named.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ('verifier.profile="judge:/elsewhere/judge.toml"', "verifier.profile"),
+        ('verifier.profile="python:stranger:reward"', "verifier.profile"),
+        ('verifier.profile="python:rlep.x:ok,2*stranger:reward"', "verifier.profile"),
+        ('environment.factory="stranger:Game"', "environment.factory"),
+    ],
+)
+def test_code_and_judges_of_an_archive_s_config_are_named_by_the_command_or_not_used(
+    tmp_path: Path, setting: str, key: str
+) -> None:
+    run = run_of(tmp_path / "run", setting)
+    checkpoint(run, 10, None)
+    with pytest.raises(ConfigError, match=rf"its {key} = .* is not used: .* --set '?{key}="):
+        choose_model(run, [Path("held.jsonl")], [], [])
+    chosen = choose_model(run, [Path("held.jsonl")], [], [setting])
+    assert getattr(chosen.config, key.split(".", maxsplit=1)[0]) != getattr(Config(), key.split(".", maxsplit=1)[0])
+
+
+@pytest.mark.parametrize("others", ["mode", "owner"])
+def test_files_are_not_read_by_a_config_that_another_user_can_write(tmp_path: Path, others: str) -> None:
+    run = run_of(tmp_path / "run", 'data.evaluation=["/home/me/letters.jsonl"]', 'model.template_file="/home/me/key"')
+    checkpoint(run, 10, None)
+    assert choose_model(run, [], [], []).data == (Path("/home/me/letters.jsonl"),)
+    if others == "mode":
+        (run / "config.json").chmod(0o666)
+    elif os.geteuid() == 0:
+        os.chown(run, 12345, -1)
+    else:
+        pytest.skip("only root gives files away")
+    with pytest.raises(ConfigError, match=r'its model.template_file = "/home/me/key" is not used'):
+        choose_model(run, [], [], [])
+    with pytest.raises(
+        ConfigError, match=r'left out data.evaluation = \["/home/me/letters.jsonl"\](.|\n)*nothing to eval'
+    ):
+        choose_model(run, [], [], ['model.template_file="none"'])
+
+
+def test_a_run_of_this_user_s_is_evaluated_with_all_that_it_has_until_somebody_changes_it(tmp_path: Path) -> None:
+    config = load_config([], [*STRANGERS, 'verifier.profile="python:rewards:reward"'])
+    RunDirectory(tmp_path / "run", config, Facts("train")).close()
+    run = tmp_path / "run"
+    checkpoint(run, 10, None)
+    chosen = choose_model(run, [], [], ["generator.count=1"])
+    assert chosen.config == config.with_values(generator={"count": 1})
+    assert chosen.notes == (f"last checkpoint of {run}: step 10",)
+    changed = (run / "config.json").read_text().replace("203.0.113.7:6379", "203.0.113.9:6379")
+    (run / "config.json").write_text(changed)
+    with pytest.raises(ConfigError, match="was not written by rlep as this user, or has changed since"):
+        choose_model(run, [], [], [])
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{}" * 2**23 + "{", "null"])
+def test_a_config_that_is_none_is_said_in_a_sentence(tmp_path: Path, content: str) -> None:
+    run = run_of(tmp_path / "run")
+    (run / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"config.json is damaged"):
+        choose_model(run, [Path("held.jsonl")], [], [])
+
+
+def test_a_config_behind_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    (run / "config.json").rename(tmp_path / "other.json")
+    (run / "config.json").symlink_to(tmp_path / "other.json")
+    with pytest.raises(CheckpointError, match="is a link, which is not followed"):
+        choose_model(run, [Path("held.jsonl")], [], [])
