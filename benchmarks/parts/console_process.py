@@ -51,7 +51,7 @@ class Client:
 @contextmanager
 def console(runs: Path, *options: str | Path) -> Iterator[Client]:
     """``rlep console`` over ``runs`` until the block ends; it is gone then."""
-    command = [sys.executable, "-m", "rlep", "console", *map(str, [runs, "--port", "0", *options])]
+    command = [sys.executable, "-m", "rlep", "console", *map(str, [runs, "--listen", "0", *options])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

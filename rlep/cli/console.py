@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rlep.services.pool.values import PoolPlace
 
+_HOSTS = ("127.0.0.1", "localhost")
 NAME = "pool"
 """Stands where a pool's name is not chosen yet."""
 
@@ -25,16 +26,21 @@ def console(
         list[Path] | None, typer.Argument(metavar="[DIR…]", help="Runs, or directories above some; runs otherwise.")
     ] = None,
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0: a free one.")] = 7272,
+    listen: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="An address of this machine alone. Port 0: a free one.")
+    ] = "127.0.0.1:7272",
     pool: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL|DIR", help="Pools to show: a Redis, a pool server, or an embedded pool's directory."),
+        typer.Option(
+            metavar="URL|HOST:PORT|DIR", help="Pools to show: a Redis, a pool server, or an embedded pool's directory."
+        ),
     ] = None,
     pool_token_file: Annotated[Path | None, typer.Option(help="The token for a pool server (pool.token_file).")] = None,
     pool_ca_file: Annotated[Path | None, typer.Option(help="Authority of its certificate (pool.ca_file).")] = None,
 ) -> None:
     """Show runs in a browser: curves, the groups of each step, responses, evaluations, pools. It changes nothing."""
     from rlep.core.errors import ConfigError
+    from rlep.services.pool.rpc.access import listen_address, split_address
     from rlep.view.app import console_app
 
     searched = directories or [Path("runs")]
@@ -42,10 +48,13 @@ def console(
         if not directory.is_dir():
             raise ConfigError(f"{directory}: there is no such directory; name a run, or a directory above some")
     pools = [_place_of(text, pool_token_file, pool_ca_file) for text in pool or ()]
+    host, port = split_address(listen_address(listen))
+    if host not in _HOSTS:
+        raise ConfigError(f"--listen {listen}: the console is for this machine alone: {' or '.join(_HOSTS)}")
     try:
         listening = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        raise ConfigError(f"--port {port}: {error}; --port 0 takes a free one") from None
+        raise ConfigError(f"--listen {listen}: {error}; --listen 0 takes a free port") from None
     token = secrets.token_urlsafe(32)
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
     _serve(console_app(searched, token, pools), listening, pools, lambda: typer.echo(address))
@@ -79,12 +88,13 @@ def _place_of(text: str, token_file: Path | None, ca_file: Path | None) -> PoolP
     """Return the place of the pools that ``--pool`` names. Raises ``ConfigError``, which repeats nothing of an address."""
     from pydantic import ValidationError
 
-    from rlep.config.roles import PoolConfig
+    from rlep.config.roles import PoolConfig, pool_url
     from rlep.config.settings import reason
     from rlep.core.errors import ConfigError
     from rlep.services.pool.rpc.places import on_server, private_socket
     from rlep.services.pool.values import PoolPlace
 
+    text = pool_url(text)
     if "://" not in text:
         directory = Path(text).absolute()
         if not (directory / "redis.conf").is_file():

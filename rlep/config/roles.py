@@ -283,6 +283,14 @@ class LearnerConfig(ActorConfig):
         return self
 
 
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+):\d{1,5}")
+
+
+def pool_url(text: str) -> str:
+    """The URL that ``text`` means: ``HOST:PORT``, as ``rlep pool serve`` prints it, is a pool server's without TLS."""
+    return f"grpc://{text}" if _ADDRESS.fullmatch(text) else text
+
+
 class PoolConfig(Section):
     """The experience pool."""
 
@@ -292,7 +300,7 @@ class PoolConfig(Section):
     """Data of the embedded Redis; None keeps it in the run directory. Ignored with ``url``."""
     url: str | None = None
     """An existing Redis, ``redis://host:port/db`` or ``rediss://…``, or a pool server (``rlep pool serve``), ``grpc://host:port``
-    or with TLS ``grpcs://…``; None starts an embedded Redis."""
+    without TLS, ``grpcs://…`` with it; ``host:port`` alone is ``grpc://``. None starts an embedded Redis."""
     token_file: Path | None = None
     """Holds the token for a pool server, one line; beyond loopback it needs ``grpcs://``."""
     ca_file: Path | None = None
@@ -305,6 +313,7 @@ class PoolConfig(Section):
     def _no_secret(cls, value: str | None) -> str | None:
         if value is None:
             return None
+        value = pool_url(value)
         parts = urlsplit(value)
         if parts.scheme not in ("redis", "rediss", "unix", "grpc", "grpcs"):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+from contextvars import ContextVar
 from functools import cache, partial
 from importlib import resources
 from urllib.parse import quote
@@ -14,18 +15,24 @@ from markupsafe import Markup
 
 from rlep.core.printable import marked
 from rlep.view import words
-from rlep.view.mathematics import typeset
+from rlep.view.mathematics import Room, typeset
 
 MOST_TEXT = 65536
 """Characters of one text that a page shows."""
 STATIC = ("view.css", "view.js")
+_room: ContextVar[Room] = ContextVar("room")
+"""Of the page that is rendered."""
 SHADES = (0.01, 0.1, 0.7, 2.0, 4.0)
 """Negative log-probs in nats at which a token's shade changes."""
 
 
 def rendered(name: str, **values: object) -> str:
     """Render a page. A lone surrogate, which JSON may hold and UTF-8 may not, becomes a question mark."""
-    return _environment().get_template(name).render(**values).encode("utf-8", "replace").decode()
+    token = _room.set(Room())
+    try:
+        return _environment().get_template(name).render(**values).encode("utf-8", "replace").decode()
+    finally:
+        _room.reset(token)
 
 
 def as_file(name: str, **values: object) -> str:
@@ -60,7 +67,7 @@ def shade(logprob: float | None) -> str:
 
 def formulas(value: object) -> Markup | None:
     """A text with its formulas typeset; None where it has none."""
-    return typeset(shown(value))
+    return typeset(shown(value), _room.get())
 
 
 @cache

@@ -93,7 +93,7 @@ def paths_of(runs: Path) -> dict[str, str]:
 @contextmanager
 def serving(runs: Path, *options: str | Path) -> Iterator[Served]:
     """A console over ``runs`` for the time of the block."""
-    command = [sys.executable, "-m", "rlep", "console", *map(str, [runs, "--port", "0", *options])]
+    command = [sys.executable, "-m", "rlep", "console", *map(str, [runs, "--listen", "0", *options])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -26,7 +26,7 @@ def serve(
     *,
     embedded: Annotated[Path | None, typer.Option(metavar="DIR", help="Start an embedded Redis over DIR.")] = None,
     redis: Annotated[str | None, typer.Option(metavar="URL", help="redis://, rediss:// or unix://.")] = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0: a free one.")] = "127.0.0.1:7171",
+    listen: Annotated[str, typer.Option(metavar="[HOST:]PORT", help="Port 0: a free one.")] = "127.0.0.1:7171",
     pool: Annotated[str, typer.Option(metavar="NAME", help="The pool of callers that name none.")] = "pool",
     token_file: Annotated[
         Path | None,
@@ -38,9 +38,10 @@ def serve(
 ) -> None:
     """Serve the pools of one Redis over gRPC; prints the address when it is healthy."""
     from rlep.core.errors import ConfigError
+    from rlep.services.pool.rpc.access import listen_address
     from rlep.services.pool.rpc.server import PoolServer, ServerOptions
 
-    options = ServerOptions(listen, pool, token_file, _tls_of(tls_cert, tls_key, tls_client_ca))
+    options = ServerOptions(listen_address(listen), pool, token_file, _tls_of(tls_cert, tls_key, tls_client_ca))
     if (embedded is None) == (redis is None):
         raise ConfigError("where the pools lie: give either --embedded DIRECTORY or --redis URL")
     with _redis(embedded, redis) as client, PoolServer(client, options) as server:

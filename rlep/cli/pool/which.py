@@ -42,7 +42,9 @@ def _place(
     redis: Annotated[
         str | None,
         typer.Option(
-            "--redis", metavar="URL", help="A running Redis, or with grpc:// or grpcs:// a pool server (pool.url)."
+            "--redis",
+            metavar="URL",
+            help="A running Redis, or with HOST:PORT, grpc:// or grpcs:// a pool server (pool.url).",
         ),
     ] = None,
     name: Annotated[
@@ -53,11 +55,13 @@ def _place(
     ] = None,
 ) -> Config:
     """Load the config with the pool that the address names. Raises ``ConfigError``."""
+    from rlep.config.roles import pool_url
     from rlep.config.settings import load_config, parse_config, toml_text
     from rlep.core.errors import ConfigError
 
     if redis is not None and embedded is not None:
         raise ConfigError("--redis names a server that runs, --embedded a directory: give one of them")
+    redis = redis and pool_url(redis)
     served = redis if redis is not None and redis.startswith("grpc") else None
     options = {"pool.name": name, "pool.url": served, "pool.directory": embedded and str(embedded)}
     given = [f"{key}={toml_text(value)}" for key, value in options.items() if value is not None]

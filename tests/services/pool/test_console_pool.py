@@ -180,7 +180,7 @@ def test_a_named_embedded_pool_is_served_until_the_console_ends(tmp_path: Path) 
     directory = tmp_path / "pool"
     with EmbeddedRedis(directory) as server, opened(server, "of-a-run", "tok"):
         pass
-    arguments = (tmp_path, "--port", "0", "--pool", directory)
+    arguments = (tmp_path, "--listen", "0", "--pool", directory)
     command = [sys.executable, "-m", "rlep", "console", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -311,6 +311,14 @@ def test_a_server_is_named_by_its_address(filled: Commands, monkeypatch: pytest.
     assert json.loads(result.stdout)["trajectories"] == 5
 
 
+def test_the_address_that_a_server_prints_is_taken_as_it_is(filled: Commands) -> None:
+    with serving(filled.server) as server:
+        words = ["pool", "stats", "--json", "--redis", server.address, "--name", filled.name]
+        result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["trajectories"] == 5
+
+
 def test_the_option_that_names_a_pool_server_goes_with_settings_for_servers_only(
     filled: Commands, tmp_path: Path
 ) -> None:

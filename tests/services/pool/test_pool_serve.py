@@ -41,9 +41,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """``serve(*options)``: the process and the address it printed; it listens on a free port unless told."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(
-        *options: str | Path, listen: str = "127.0.0.1:0", **environment: str
-    ) -> tuple[subprocess.Popen[str], str]:
+    def start(*options: str | Path, listen: str = "0", **environment: str) -> tuple[subprocess.Popen[str], str]:
         words = [sys.executable, "-m", "rlep", "pool", "serve", "--listen", listen, *map(str, options)]
         with (tmp_path / "stderr").open("a") as errors:
             process = subprocess.Popen(

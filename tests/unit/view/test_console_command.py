@@ -24,7 +24,7 @@ def test_it_serves_with_the_token_of_the_printed_address_until_ctrl_c(tmp_path: 
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "events.jsonl").write_text("")
     with subprocess.Popen(
-        command(tmp_path / "runs", "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(tmp_path / "runs", "--listen", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
@@ -38,7 +38,9 @@ def test_it_serves_with_the_token_of_the_printed_address_until_ctrl_c(tmp_path: 
                     assert page.url == address
                     assert "/runs/runs~one" in page.read().decode()
             port = urllib.parse.urlsplit(address).port
-            taken = subprocess.run(command(tmp_path, "--port", str(port)), capture_output=True, text=True, check=False)
+            taken = subprocess.run(
+                command(tmp_path, "--listen", str(port)), capture_output=True, text=True, check=False
+            )
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=60)
         finally:
@@ -46,13 +48,15 @@ def test_it_serves_with_the_token_of_the_printed_address_until_ctrl_c(tmp_path: 
     assert process.returncode == 0, errors
     assert output + errors == ""
     assert taken.returncode == 2
-    assert f"--port {port}: " in taken.stderr
+    assert f"--listen {port}: " in taken.stderr
 
 
 def test_it_names_a_missing_directory_or_pool(tmp_path: Path) -> None:
     for arguments, reason in (
         ((tmp_path / "nowhere",), "there is no such directory"),
         ((tmp_path, "--pool", tmp_path), "no embedded pool lies there"),
+        ((tmp_path, "--listen", "0.0.0.0:0"), "the console is for this machine alone: 127.0.0.1 or localhost"),
+        ((tmp_path, "--listen", "here"), "address 'here' is not HOST:PORT"),
         ((tmp_path, "--pool", "redis://:canary@127.0.0.1/0"), "holds a password"),
     ):
         done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False, timeout=120)

@@ -129,6 +129,14 @@ def split_address(address: str) -> tuple[str, int]:
     return parts[1].strip("[]"), int(parts[2])
 
 
+def listen_address(text: str) -> str:
+    """The address that ``--listen`` means: a port alone is one of 127.0.0.1. Raises ``ConfigError``."""
+    address = f"127.0.0.1:{text}" if text.isdecimal() else text
+    if not address.startswith("unix:"):
+        split_address(address)
+    return address
+
+
 def is_local(address: str) -> bool:
     """Tell whether only this machine reaches an address, ``host:port`` or ``unix:PATH``. Raises ``ConfigError``."""
     return address.startswith("unix:/") or is_loopback(split_address(address)[0])

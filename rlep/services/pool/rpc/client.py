@@ -21,14 +21,22 @@ from rlep.services.pool.lease import PoolLease
 from rlep.services.pool.rpc.access import is_local, split_address
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
-from rlep.services.pool.rpc.tls import ClientTls
+from rlep.services.pool.rpc.replies import (
+    MAX_POOLS,
+    MAX_PROMPTS,
+    contents_in,
+    digest_in,
+    ids_in,
+    names_in,
+    page_in,
+)
+from rlep.services.pool.rpc.tls import ClientTls, speaks_tls
 from rlep.services.pool.rpc.wire import (
     ERROR_KEY,
     LONGEST_DEADLINE,
     MESSAGE_BYTES,
     PROMPTS_A_CALL,
     insert_calls,
-    named_ids,
     sample_of,
 )
 from rlep.services.pool.storage.codec import Precision, encode, name_of, raw_id
@@ -60,6 +68,8 @@ _AGAIN = {
 }
 _NO_TLS, _UNKNOWN_CA, _REFUSED = "WRONG_VERSION_NUMBER", "CERTIFICATE_VERIFY_FAILED", "Connection refused"
 """What gRPC's details have where a server has no TLS, where its certificate is not trusted, and where there is no server."""
+_CLOSED = "Socket closed"
+"""What they have where a server closed the connection, as one with TLS does at the first byte that is none."""
 _ERRORS: dict[str, type[RlepError]] = {
     kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
 }
@@ -172,7 +182,7 @@ class PoolClient:
         reply = self._call("opening", self._stub.Open, request)
         if holder is not None:
             self._writer, self._epoch = self._named_writer, reply.epoch
-        return _STATS.validate_json(reply.json)
+        return self._read("opening", _stats_in, reply)
 
     def lease(self, holder: str, seconds: float) -> tuple[str, float] | None:
         """Take, renew, or with 0 seconds give back the right to write alone; else who has it and for how many seconds."""
@@ -250,9 +260,10 @@ class PoolClient:
             request.prompt_ids.extend((prompt_ids or ())[start : start + PROMPTS_A_CALL])
             while True:
                 reply = self._call("listing", self._stub.Contents, request)
-                for prompt_id, ids in named_ids(reply.prompt_ids, reply.counts, reply.ids):
+                for prompt_id, ids in self._read("listing", contents_in, reply, request.prompt_ids, request.after):
                     if ids or empty:
                         held[prompt_id] = [content_id.hex() for content_id in ids]
+                self._check_bound("listing", len(held), MAX_PROMPTS)
                 request.after = reply.next
                 if not reply.next:
                     break
@@ -322,57 +333,52 @@ class PoolClient:
 
     def _page(self, request: pb.ExportRequest) -> tuple[list[Held], str]:
         """A page of records, and where the next one begins."""
-        frames = self._call("exporting", lambda asked, **way: list(self._stub.Export(asked, **way)), request)
-        page = [
-            Held(record.prompt_id, record.content_id, record.record, record.quarantined)
-            for frame in frames
-            for record in frame.records
-        ]
-        return page, frames[-1].next
+        return self._call("exporting", lambda asked, **way: page_in(self._stub.Export(asked, **way), asked), request)
 
     def seal(self) -> str:
         """Close the pool for good; returns its digest. May be repeated."""
-        return str(self._call("sealing", self._stub.Seal, self._request).digest)
+        return self._read("sealing", digest_in, self._call("sealing", self._stub.Seal, self._request))
 
     def digest(self) -> str:
         """32 hex digits that name the pool's present content."""
-        return str(self._call("reading the digest", self._stub.Digest, self._request).digest)
+        doing = "reading the digest"
+        return self._read(doing, digest_in, self._call(doing, self._stub.Digest, self._request))
 
     def stats(self) -> PoolStats:
         """Coverage, size, and where the trajectories come from."""
-        reply = self._call("counting", self._stub.Stats, self._request)
-        return _STATS.validate_json(reply.json)
+        return self._read("counting", _stats_in, self._call("counting", self._stub.Stats, self._request))
 
     def prompt_ids(self) -> list[str]:
         """Prompts with at least one trajectory, ascending."""
-        return self._listed("listing prompts", self._stub.ListPrompts)
+        return self._listed("listing prompts", self._stub.ListPrompts, MAX_PROMPTS)
 
     def prompt_page(self, limit: int) -> list[str]:
         """The first ``limit`` (at most 4096) prompts with at least one trajectory, ascending."""
         request = pb.ListRequest(pool=self._pool, limit=limit)
-        return list(self._call("listing prompts", self._stub.ListPrompts, request).names)
+        doing = "listing prompts"
+        return self._read(doing, names_in, self._call(doing, self._stub.ListPrompts, request), "")
 
     def content_ids(self, prompt_id: str) -> list[str]:
         """Content ids of a prompt's trajectories, ascending."""
         request = pb.ListTrajectoriesRequest(pool=self._pool, prompt_id=prompt_id)
-        ids = self._call("listing", self._stub.ListTrajectories, request).ids.hex()
-        return [ids[at : at + 32] for at in range(0, len(ids), 32)]
+        return self._read("listing", ids_in, self._call("listing", self._stub.ListTrajectories, request))
 
     def names(self) -> list[str]:
         """Pools of this server that the token may read."""
-        return self._listed("listing pools", self._stub.ListPools)
+        return self._listed("listing pools", self._stub.ListPools, MAX_POOLS, pools=True)
 
     @property
     def _request(self) -> pb.PoolRequest:
         return pb.PoolRequest(pool=self._pool)
 
-    def _listed(self, what: str, method: Callable[..., pb.ListReply]) -> list[str]:
+    def _listed(self, what: str, method: Callable[..., pb.ListReply], most: int, *, pools: bool = False) -> list[str]:
         """All pages of a listing."""
         names: list[str] = []
         request = pb.ListRequest(pool=self._pool)
         while True:
             reply = self._call(what, method, request)
-            names += reply.names
+            names += self._read(what, names_in, reply, request.after, pools=pools)
+            self._check_bound(what, len(names), most)
             if not reply.next:
                 return names
             request.after = reply.next
@@ -380,6 +386,19 @@ class PoolClient:
     @staticmethod
     def _sampled(method: Callable[..., Iterable[pb.SampleFrame]], prompt_ids: Sequence[str]) -> Callable[..., Sample]:
         return lambda request, **way: sample_of(prompt_ids, method(request, **way))
+
+    def _check_bound(self, what: str, count: int, most: int) -> None:
+        if count > most:
+            raise PoolError(f"{what} at pool server {self._address}: it lists more than {most} names")
+
+    def _read(self, what: str, reader: Callable[..., T], *reply: Any, **options: Any) -> T:
+        """What a reader takes from a reply. Raises ``PoolError`` with the server's address where that is not as it should be."""
+        try:
+            return reader(*reply, **options)
+        except RecordRefused:  # names the record
+            raise
+        except (PoolError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise PoolError(f"{what} at pool server {self._address}: its reply cannot be used: {error}") from None
 
     def _call(self, what: str, attempt: Callable[..., T], request: object) -> T:
         """The result of a call that may be repeated, tried until the deadline.
@@ -389,8 +408,8 @@ class PoolClient:
         end, pause = time.monotonic() + self._deadline, 0.05
         while not self._closed:
             try:
-                return attempt(request, timeout=end - time.monotonic(), metadata=self._metadata)
-            except ValueError:  # what gRPC raises on a closed channel
+                return self._read(what, attempt, request, timeout=end - time.monotonic(), metadata=self._metadata)
+            except PoolError:  # also of a ValueError that gRPC raises on a closed channel
                 if not self._closed:
                     raise
                 break
@@ -399,13 +418,19 @@ class PoolClient:
                 if self._closed:
                     break
                 tls = any(sign in str(error.details()) for sign in (_NO_TLS, _UNKNOWN_CA))
-                hopeless = tls or error.code() not in _AGAIN
+                hopeless = tls or error.code() not in _AGAIN or self._needs_tls(str(error.details()))
                 if hopeless or time.monotonic() + pause > end:
                     raise self._error(what, error, trailing) from None
             time.sleep(pause)
             # Of many clients of a server that restarts each comes once a second.
             pause = min(2 * pause, 1.0)
         raise PoolError(f"{what} at pool server {self._address}: this client was closed")
+
+    def _needs_tls(self, details: str) -> bool:
+        """Tell whether a server that closed the connection speaks TLS; one that starts again closes connections, too."""
+        if self._tls or _CLOSED not in details or self._address.startswith("unix:"):
+            return False
+        return speaks_tls(*split_address(self._address))
 
     def _error(self, what: str, error: Any, trailing: dict[str, str]) -> RlepError:
         """The server's own error, or what became of the call."""
@@ -422,12 +447,15 @@ class PoolClient:
         if _REFUSED in details:
             hint = "nobody listens there; is `rlep pool serve` running, and is this its address?"
             return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {hint}")
-        if not self._tls and "Socket closed" in details:
-            hint = "it closes the connection; if it has TLS, use grpcs:// with pool.ca_file (in Python, tls=)"
-            return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {hint}")
+        if self._needs_tls(details):
+            return PoolError(f"{where}: it speaks TLS: use grpcs:// with pool.ca_file (in Python, tls=)")
         if error.code() in _AGAIN or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {details}")
         return PoolError(f"{where}: {error.code().name.lower().replace('_', ' ')}: {details}")
+
+
+def _stats_in(reply: pb.OpenReply | pb.StatsReply) -> PoolStats:
+    return _STATS.validate_json(reply.json)
 
 
 def _named_request(pool: str, wanted: Mapping[str, Sequence[str]]) -> pb.FetchRequest:

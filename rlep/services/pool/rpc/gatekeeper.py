@@ -2,8 +2,8 @@
 
 gRPC's server reads the request of a unary call in one of its threads, for as long as the caller takes to send it, and
 parses it before its handler runs. Here every call of the pool is served as one whose request is a stream: token and
-deadline are checked first, then the request is read. Health and reflection need no token: each has threads of its own, and
-a caller has ``FIRST_MESSAGE_S`` to send its request.
+deadline are checked first, then the request is read; for a client that does not send or does not read see ``open_calls.py``.
+Health and reflection need no token: each has threads of its own, and a caller has ``FIRST_MESSAGE_S`` to send its request.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from rlep.services.pool.rpc.access import ANYBODY, Caller, Tokens
+from rlep.services.pool.rpc.open_calls import CALLS_A_TOKEN, OpenCall, OpenCalls
 from rlep.services.pool.rpc.wire import LONGEST_CALL, MESSAGE_BYTES, SERVICE, SMALL_BYTES
 
 Context = Any
@@ -47,11 +48,12 @@ class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
 
     def __init__(self, tokens: Tokens | None) -> None:
         """``tokens`` None lets everybody do everything."""
-        self._tokens = tokens
+        self._tokens, self._calls = tokens, OpenCalls()
         self._open = {name: ThreadPoolExecutor(most, f"pool-{name}") for name, most in _OPEN_THREADS.items()}
 
     def close(self) -> None:
-        """End the threads of the open services; their calls have ended."""
+        """End the threads; all calls have ended."""
+        self._calls.close()
         for threads in self._open.values():
             threads.shutdown()
 
@@ -72,19 +74,29 @@ class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
             return None
         service = details.method.rpartition("/")[0].removeprefix("/")
         if service == SERVICE:
-            return _streamed(handler, self._admit, MESSAGE_BYTES if details.method in _LARGE else SMALL_BYTES)
+            verb = details.method.rpartition("/")[2]
+            most = MESSAGE_BYTES if details.method in _LARGE else SMALL_BYTES
+            return _streamed(handler, lambda context: self._admit(context, verb), most)
         return _open(handler, self._open[service])
 
-    def _admit(self, context: Context) -> None:
-        """End the call unless its token is known and its deadline short enough."""
+    def _admit(self, context: Context, verb: str) -> OpenCall:
+        """End the call unless its token is known, has few other calls, and its deadline is short enough."""
         try:
-            self.caller(context)
+            caller = self.caller(context)
         except Refused as refusal:
             end(context, refusal.code, refusal, ())
         left = context.time_remaining()
         if left is None or left > LONGEST_CALL:
             message = f"a call needs a deadline of at most {LONGEST_CALL:g} seconds"
             end(context, grpc.StatusCode.INVALID_ARGUMENT, message, ())
+        # Without tokens everybody is one caller, who may do everything.
+        call = self._calls.open(context, caller.name, verb, CALLS_A_TOKEN if self._tokens else None)
+        if call is None:
+            message = (
+                f"{caller.name} has {CALLS_A_TOKEN} calls open at this server, the most: ask again, or use more tokens"
+            )
+            end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message, ())
+        return call
 
 
 def end(
@@ -109,15 +121,42 @@ def _hurry(context: Context, seconds: float) -> Timer:
     return timer
 
 
-def _streamed(handler: Handler, admit: Callable[[Context], None], most: int) -> Handler:
+def _streamed(handler: Handler, admit: Callable[[Context], OpenCall], most: int) -> Handler:
     """The handler with a stream as its request, which is read after ``admit``; a unary request has at most ``most`` bytes."""
     behavior = _behavior(handler)
 
-    def admitted(requests: Iterator[Any], context: Context) -> Any:
-        admit(context)
-        return behavior(requests if handler.request_streaming else _only(requests, context, handler, most), context)
+    def asked(requests: Iterator[Any], context: Context) -> tuple[OpenCall, Any]:
+        call = admit(context)
+        if handler.request_streaming:
+            return call, behavior(_frames(requests, call), context)
+        with call.waiting():
+            request = _only(requests, context, handler, most)
+        return call, behavior(request, context)
 
-    return _like(handler, admitted)
+    def replied(requests: Iterator[Any], context: Context) -> Any:
+        call, reply = asked(requests, context)
+        call.wait(reply.ByteSize())  # until the call has ended
+        return reply
+
+    def streamed(requests: Iterator[Any], context: Context) -> Iterator[Any]:
+        call, frames = asked(requests, context)
+        for frame in frames:
+            with call.waiting(frame.ByteSize()):
+                yield frame
+        call.wait()
+
+    return _like(handler, streamed if handler.response_streaming else replied)
+
+
+def _frames(requests: Iterator[Any], call: OpenCall) -> Iterator[Any]:
+    """The messages of a stream, for each of which the call waits."""
+    while True:
+        with call.waiting():
+            frame = next(requests, None)
+        if frame is None:
+            return
+        call.arrived(frame.ByteSize())
+        yield frame
 
 
 def _open(handler: Handler, threads: ThreadPoolExecutor) -> Handler:

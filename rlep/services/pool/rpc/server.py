@@ -31,8 +31,8 @@ from rlep.services.pool.storage.store import check_name
 GRACE = 5.0
 """Seconds that calls get to end when the server stops."""
 
-_THREADS = 32
 _CALLS_AT_ONCE = 128
+"""Each has a thread: one token's calls do not make another's wait. Calls beyond these are refused, and made again."""
 _WATCH_EVERY = 2.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -89,7 +89,7 @@ class PoolServer:
             _log.warning("%s. Until then nothing is added", error)
         keep_freed_memory()
         self._client = client
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pool-call")
+        self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="pool-call")
         self._gatekeeper = Gatekeeper(tokens)
         self._server = grpc.server(
             self._threads, interceptors=(self._gatekeeper,), options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_AT_ONCE

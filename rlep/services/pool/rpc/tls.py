@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import grpc
 
 from rlep.core.errors import ConfigError
+
+_PROBE_S = 2.0
+"""Longest wait for each answer of a server that may speak TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,18 @@ class ClientTls:
         return grpc.ssl_channel_credentials(
             *(_read(path) if path else None for path in (self.ca, self.key, self.certificate))
         )
+
+
+def speaks_tls(host: str, port: int) -> bool:
+    """Tell whether a server answers a TLS handshake; nothing else is sent. Its certificate is not looked at."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host, port), _PROBE_S) as link, context.wrap_socket(link):
+            return True
+    except OSError:  # nor is an SSLError more than that
+        return False
 
 
 def _read(path: Path) -> bytes:

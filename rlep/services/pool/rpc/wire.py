@@ -101,16 +101,16 @@ def sample_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame]) -> Sa
 
     Raises ``PoolError`` where their columns do not fit together, ``RecordRefused`` for a damaged record.
     """
-    counts, parts, first = b"", list[Part](), pb.SampleFrame()
-    for frame in frames:
-        first = first if counts else frame
-        counts += frame.counts
+    arriving = iter(frames)
+    first = next(arriving, pb.SampleFrame())
+    given, available = (np.array(_numbers(column), np.int32) for column in (first.counts, first.available))
+    drawn, wanted, parts = len(first.ids) // _ID_BYTES, int(given.sum(dtype=np.int64)), [_part(first)]
+    # Of a server that sends without an end no more is read than its first frame says.
+    while drawn < wanted and (frame := next(arriving, None)) is not None and frame.ids and not frame.counts:
         parts.append(_part(frame))
-    given = np.frombuffer(counts, "<i4").astype(np.int32)
-    drawn = sum(len(part.ids) for part in parts)
-    if len(given) != len(prompt_ids) or int(given.sum()) != drawn or given.min(initial=0) < 0:
+        drawn += len(parts[-1].ids)
+    if len(given) != len(prompt_ids) or wanted != drawn or given.min(initial=0) < 0 or next(arriving, None) is not None:
         raise PoolError(f"a sample of {len(prompt_ids)} prompts arrived with {len(given)} counts, {drawn} records")
-    available = np.frombuffer(first.available, "<i4").astype(np.int32)
     if len(available) != len(prompt_ids):
         raise PoolError(f"a sample of {len(prompt_ids)} prompts arrived with {len(available)} numbers of trajectories")
     return columns(prompt_ids, given, parts, (available, first.minimum)).checked(first.vocabulary or None)

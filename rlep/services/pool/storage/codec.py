@@ -48,7 +48,7 @@ _FLAGS_AT = 5
 _STOP, _MASKED = 4, 8
 _LOGPROB_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f2"), 2: np.dtype("<f4")}
 _LOGPROB_BYTES = np.array([0, 2, 4, 0])
-_PROMPT_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+POOL_NAME, PROMPT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"), re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _FLOAT16_MAX = 65504.0
 
 
@@ -91,7 +91,7 @@ _zstd = _Zstd()
 
 def check_prompt_id(prompt_id: str) -> None:
     """Refuse a prompt id that is not 1 to 128 letters, digits or ``_.:-`` (``prompt_id_of`` gives 32 hex digits)."""
-    if not isinstance(prompt_id, str) or not _PROMPT_ID.fullmatch(prompt_id):
+    if not isinstance(prompt_id, str) or not PROMPT_ID.fullmatch(prompt_id):
         raise RecordRefused(f"prompt id {prompt_id!r:.60} is not 1 to 128 letters, digits or _.:-")
 
 

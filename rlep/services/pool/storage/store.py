@@ -18,7 +18,6 @@ For a pool ``N``::
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
 from collections.abc import Sequence
@@ -27,13 +26,13 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from rlep.core.errors import ConfigError, PoolError
+from rlep.services.pool.storage.codec import POOL_NAME
 from rlep.services.pool.storage.connection import Command, RetryingRedis
 
 FORMAT = 2
 """Layout of the keys; a pool of another format is refused."""
 
 _NAMES = "rlep:pools"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LABEL_BYTES = 4
 _PROMPTS_A_CALL = 1024
 
@@ -83,7 +82,7 @@ class Label:
 
 def check_name(name: str) -> None:
     """Raise ``ConfigError`` for a name of a pool that is not 1 to 64 letters, digits or ``._-``."""
-    if not _NAME.fullmatch(name):
+    if not POOL_NAME.fullmatch(name):
         raise ConfigError(f"pool name {name!r:.80} is not 1 to 64 letters, digits or ._- (first a letter or digit)")
 
 
