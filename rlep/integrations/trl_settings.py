@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling
 from rlep.engines.tokenizer import Tokenizer, reads_variable
+
+OLDEST, NEWEST = (1, 14, 2), (1, 16)
+"""Versions of TRL whose hooks are those that replay uses; of the newest every patch release."""
+
+
+def check_version() -> None:
+    """Raise ``ConfigError`` where TRL is missing or has other hooks, before a model is loaded."""
+    supported = f"TrlReplay needs TRL {'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
+    try:
+        installed = metadata.version("trl")
+    except metadata.PackageNotFoundError:
+        raise ConfigError(
+            f"{supported}, and none is installed: pip install 'trl<{NEWEST[0]}.{NEWEST[1] + 1}'"
+        ) from None
+    release = tuple(int(part) for part in re.findall(r"\d+", installed)[:3])
+    if release < OLDEST or release[:2] > NEWEST:
+        raise ConfigError(
+            f"{supported}, installed is {installed}: pip install 'trl>={'.'.join(map(str, OLDEST))},<{NEWEST[0]}.{NEWEST[1] + 1}'"
+        )
 
 
 def tokenizer_of(trainer: Any, prompt: Any) -> Tokenizer:

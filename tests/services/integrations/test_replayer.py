@@ -16,7 +16,8 @@ from rlep import PoolClient
 from rlep.core.errors import ConfigError, DeadlineExceeded, MixingError, PoolError
 from rlep.core.types import prompt_id_of
 from rlep.integrations import replayer as replayer_module
-from rlep.integrations.replayer import REWARD, Origin, Replayer, Row
+from rlep.integrations.replayer import Origin, Replayer, Row
+from rlep.integrations.rewards import REWARD
 from rlep.integrations.rule import replay_rule
 from rlep.services.pool import pool as pool_module
 from tests.late_method import LATE
