@@ -392,7 +392,7 @@ def _rows_to_generate(trainer: Any, replays: Sequence[Trajectory | None]) -> lis
 
 
 def _questions_by_step(trainer: Any) -> Iterator[list[str]]:
-    """Yield the questions of a training's steps, in the order of its sampler. Where rollouts last for several steps, by rollout."""
+    """Yield the questions of a training's steps, in the order of its sampler; those of a rollout if it lasts longer."""
     settings, dataset, sampler = trainer.args, trainer.train_dataset, trainer._get_train_sampler()
     uses = settings.steps_per_generation * trainer.num_iterations  # of a rollout, in batches
     rollouts = max(1, settings.gradient_accumulation_steps // uses)  # in a step, which draws what earlier steps stored

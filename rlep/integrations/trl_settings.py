@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
@@ -13,24 +12,18 @@ from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling
 from rlep.engines.tokenizer import Tokenizer, reads_variable
 
-OLDEST, NEWEST = (1, 14, 2), (1, 16)
-"""Versions of TRL whose hooks are those that replay uses; of the newest every patch release."""
+SUPPORTED = "1.16"
+"""Minor version of TRL. 1.14.2 stores and replays episodes of tools wrongly; before it the trainer has other hooks."""
 
 
 def check_version() -> None:
-    """Raise ``ConfigError`` where TRL is missing or has other hooks, before a model is loaded."""
-    supported = f"TrlReplay needs TRL {'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
+    """Raise ``ConfigError`` where TRL is missing or of another version, before a model is loaded."""
     try:
         installed = metadata.version("trl")
     except metadata.PackageNotFoundError:
-        raise ConfigError(
-            f"{supported}, and none is installed: pip install 'trl<{NEWEST[0]}.{NEWEST[1] + 1}'"
-        ) from None
-    release = tuple(int(part) for part in re.findall(r"\d+", installed)[:3])
-    if release < OLDEST or release[:2] > NEWEST:
-        raise ConfigError(
-            f"{supported}, installed is {installed}: pip install 'trl>={'.'.join(map(str, OLDEST))},<{NEWEST[0]}.{NEWEST[1] + 1}'"
-        )
+        installed = "none"
+    if installed.split(".")[:2] != SUPPORTED.split("."):
+        raise ConfigError(f"TrlReplay needs TRL {SUPPORTED}, installed is {installed}: pip install 'trl=={SUPPORTED}.*'")
 
 
 def tokenizer_of(trainer: Any, prompt: Any) -> Tokenizer:
