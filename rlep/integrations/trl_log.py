@@ -38,6 +38,14 @@ class ReplayLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Give TRL the totals of all processes; its mean over one number is that number."""
+        self._total(state)
+        self.on_epoch_end(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Have a line written before an evaluation: a training that ends with one has no later line of its own."""
+        control.should_log = control.should_log or (control.should_evaluate and bool(self._totals))
+
+    def _total(self, state: Any) -> None:
         trainer = self._trainer()
         if self._new is None or trainer is None:  # a step on responses of an earlier one
             return

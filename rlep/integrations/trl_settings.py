@@ -23,7 +23,9 @@ def check_version() -> None:
     except metadata.PackageNotFoundError:
         installed = "none"
     if installed.split(".")[:2] != SUPPORTED.split("."):
-        raise ConfigError(f"TrlReplay needs TRL {SUPPORTED}, installed is {installed}: pip install 'trl=={SUPPORTED}.*'")
+        raise ConfigError(
+            f"TrlReplay needs TRL {SUPPORTED}, installed is {installed}: pip install 'trl=={SUPPORTED}.*'"
+        )
 
 
 def tokenizer_of(trainer: Any, prompt: Any) -> Tokenizer:

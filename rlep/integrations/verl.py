@@ -2,7 +2,7 @@
 
     trainer.v1.sampler.custom_sampler.path = pkg://rlep.integrations.verl
     trainer.v1.sampler.custom_sampler.name = RlepReplayBuffer            (RlepReplayBufferAsync for the asynchronous trainers)
-    trainer.v1.sampler.sampler_kwargs = {pool: {url: grpc://127.0.0.1:7171, name: countdown}, count: 2}
+    trainer.v1.sampler.sampler_kwargs = {pool: {url: grpc://HOST:PORT, name: countdown}, count: 2}
 
 verl's own buffer gives a step's prompts with their n responses. Stored responses of the same prompts join their groups in
 TransferQueue, and successes among the n are stored. What follows is verl's: it takes old log-probs of all rows under the policy
@@ -13,6 +13,7 @@ stored and replayed with that mask. Where nothing is drawn, the batch is verl's,
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ from rlep.core.types import Sampling, Trajectory, prompt_id_of, question_text
 from rlep.engines.tokenizer import Tokenizer, reads_variable
 from rlep.integrations.checkpoints import oldest_checkpoint
 from rlep.integrations.mini_batches import cut, padded, shared
+from rlep.integrations.repeats import warn_unless_repeated
 from rlep.integrations.replayer import Origin, Replayer, Row
 from rlep.integrations.rewards import check_finite, stored_reward
 from rlep.integrations.rule import replay_rule
@@ -332,8 +334,20 @@ class VerlReplay:
         origin = self._origin
         return Scoring(origin.tokenizer_digest, origin.template_digest, origin.sampling.temperature)
 
+    def _check_repeats(self) -> None:
+        """Warn where no question comes back before the data set ends; ask no data set that is not verl's own."""
+        trainer, data = self._trainer, self._trainer.config.data
+        rows = getattr(getattr(trainer, "train_dataset", None), "dataframe", None)
+        steps = int(trainer.total_training_steps)
+        if rows is None or steps * int(data.train_batch_size) > len(rows):
+            return
+        truths = rows["reward_model"] if "reward_model" in rows.column_names else itertools.repeat(None)
+        names = ([self._prompt_id(*row)] for row in zip(rows[data.prompt_key], truths, strict=False))
+        warn_unless_repeated(names, steps, self._rule, self._pool.name)
+
     @cached_property
     def _replayer(self) -> Replayer:
+        self._check_repeats()
         return Replayer(
             self._pool,
             self._origin,
