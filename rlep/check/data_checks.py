@@ -25,6 +25,7 @@ from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family, check_unquantised, ties_head
 from rlep.engines.tokenizer import context_length, load_tokenizer, vocabulary_size
 from rlep.hub.resolve import check_index, model_directory, model_text
+from rlep.methods.replay_method import ReplayMethod, load_method
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
@@ -214,6 +215,8 @@ def input_notes(subject: Subject) -> list[str]:
     known = {prompt.id for prompt in train.prompts} if train else set()
     if held_out and (both := sum(prompt.id in known for prompt in held_out.prompts)):
         lines.append(f"{both} of {counted(len(held_out), 'evaluation question')} are training questions too")
+    if train and subject.learns:
+        lines += replay_notes(subject.config, train)
     return lines
 
 
@@ -233,6 +236,21 @@ def check_stated_teacher(config: Config, path: Path) -> None:
     check_unquantised(path)
     check_family(path, config.context)
     check_context(config, config.models[1])
+
+
+def replay_notes(config: Config, train: PromptSet) -> list[str]:
+    """Return a sentence where a run would replay its own responses, and no question comes back within its steps."""
+    steps, replay = config.run.steps, config.replay
+    chosen = config.rollout.dynamic_sampling or load_method(replay.method).questions is not ReplayMethod.questions
+    if not replay.count or replay.source != "live" or chosen:
+        return []
+    whole = min(part.epoch for part in order_of(config, train.report).parts)
+    if steps > whole:
+        return []
+    return [
+        f"no question comes twice in these {counted(steps, 'step')} (run.steps), nothing will be replayed: a pass over "
+        f"{counted(len(train), 'question')} takes {counted(whole, 'step')}"
+    ]
 
 
 def check_context(config: Config, model: ModelConfig) -> None:

@@ -16,14 +16,12 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import re
 import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from rlep.algorithms.live_draws import Births, draw_ids, seen
@@ -34,6 +32,8 @@ from rlep.core.episodes import played_in
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted
 from rlep.core.types import ALL, BoolArray, Float32Array, Int32Array, Provenance, Sampling, Trajectory, Verdict
+from rlep.integrations.counts import Counts
+from rlep.integrations.rewards import REWARD, check_finite, is_finite, stored_reward
 from rlep.integrations.rule import replay_method
 from rlep.methods.replay_method import ReplayMethod
 from rlep.services.pool.rpc.client import PoolClient
@@ -43,8 +43,6 @@ from rlep.services.pool.values import OTHERS, PoolStats
 
 PAUSE_S = 60.0
 """After a call that a server did not answer: the time until the next one, and between two lines about it."""
-REWARD = "reward"
-"""Key of a stored response's metadata: what the trainer's reward function gave it."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Replays = dict[str, tuple[Trajectory, ...]]
@@ -99,29 +97,6 @@ class Row:
     """``[T]``; False for tokens that tools or an environment wrote, whose log-probs are 0. None: all are the policy's."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counts since they were last taken."""
-
-    rows: int = 0
-    """Responses drawn."""
-    empty: int = 0
-    """Prompts for which replays were wanted and none was there."""
-    stored: int = 0
-    duplicates: int = 0
-    """Successes that the pool held before."""
-    removed: int = 0
-    """Own responses that no later step sees, which ``trim`` took out of the pool."""
-    refused: int = 0
-    """Successes that the pool does not take: quarantined ones, or those over its cap."""
-    lost: int = 0
-    """Successes that were not stored because the server did not answer."""
-    away: int = 0
-    """Draws and insertions left out because the server did not answer."""
-    age: float = 0.0
-    """Mean of the steps since the birth of the own responses drawn."""
-
-
 class _Held(NamedTuple):
     """All that the pool has of one prompt, as columns."""
 
@@ -172,7 +147,7 @@ class Replayer:
         if steps > 0:
             rule.check_schedule(steps)
         self._pool, self._origin, self._rule, self._steps = pool, origin, rule, steps
-        self._seed, self._success, self._away, self._restart = seed, success, away, restart
+        self._seed, self._success, self._away, self._restart = seed, check_finite("success", success), away, restart
         self._method = replay_method(rule, seed)
         self._first, self._step, self._again = 0, -1, 0.0
         self.begun = False
@@ -182,6 +157,8 @@ class Replayer:
         self._own: dict[str, Births] = {}
         """Of the prompts last drawn for: the run's own responses."""
         self._trims = rule.source != "offline"
+        self._told: set[str] = set()
+        """Lines that the log has."""
 
     def take_counts(self) -> Counts:
         """Return the counts since the last time."""
@@ -262,10 +239,18 @@ class Replayer:
 
     def is_success(self, row: Row) -> bool:
         """The one rule: a whole response with a reward of ``success`` or more."""
-        return row.finished and len(row.tokens) > 0 and row.reward is not None and row.reward >= self._success
+        whole = row.finished and len(row.tokens) > 0
+        return whole and row.reward is not None and is_finite(row.reward) and row.reward >= self._success
 
     def keep(self, step: int, rows: Iterable[Row]) -> None:
         """Store the successes among a step's fresh responses, born in this step. Raises as ``draw`` does."""
+        rows = [*rows]
+        odd = [row.reward for row in rows if row.reward is not None and not is_finite(row.reward)]
+        if odd:
+            self._warn_once(
+                "%s gave %d of %d responses of step %d a reward that is not finite (%s): such responses are not stored",
+                *(self._origin.verifier, len(odd), len(rows), step, odd[0]),
+            )
         born = [self._trajectory(step, row) for row in rows if self.is_success(row)]
         if not born or self._rule.source == "offline":
             return
@@ -377,7 +362,22 @@ class Replayer:
             )
             for member in replays:
                 self._check_template(member)
-        return {prompt_id: replays for prompt_id, replays in chosen.items() if replays}
+        usable = {prompt_id: self._usable(replays) for prompt_id, replays in chosen.items()}
+        return {prompt_id: replays for prompt_id, replays in usable.items() if replays}
+
+    def _usable(self, replays: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        """Leave out responses stored with a reward by which their group's advantages would be 0 or NaN."""
+        usable = tuple(member for member in replays if is_finite(stored_reward(member) or 0.0))
+        if len(usable) < len(replays):
+            self._warn_once(
+                "pool %s holds responses whose stored reward is not finite: none is replayed", self._pool.name
+            )
+        return usable
+
+    def _warn_once(self, line: str, *values: object) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            _log.warning(line, *values)
 
     def _chosen(self, step: int, prompt_id: str, held: _Held, count: int) -> Sequence[Trajectory]:
         rule, births = self._rule, self._births_of(step, held)
@@ -467,11 +467,8 @@ class Replayer:
         )
 
     def _count(self, step: int, drawn: Replays, wanted: Sequence[str]) -> None:
-        members = [member for replays in drawn.values() for member in replays]
-        ages = [step - member.birth for member in members if member.birth >= 0]
-        self._counts.rows += len(members)
+        self._counts.replayed(step, [member for replays in drawn.values() for member in replays])
         self._counts.empty += len(wanted) - len(drawn)
-        self._counts.age = sum(ages) / len(ages) if ages else 0.0
 
     def _asked(self, call: Callable[[], T], *, otherwise: T) -> T:
         """Return what a call of the pool gives, or ``otherwise`` where the server is away and the run goes on."""
@@ -485,16 +482,3 @@ class Replayer:
                 _log.warning("training goes on without replays, the pool is asked again in %g s: %s", PAUSE_S, error)
         self._counts.away += 1
         return otherwise
-
-
-def oldest_checkpoint(folder: Path, name: str, step: int, part: str = ".") -> int:
-    """The oldest step at which a run may go on: that of a checkpoint in a folder, called ``name`` and its step, or ``step``.
-
-    Old checkpoints may have lost the ``part`` without which no run goes on. Where none has it, it lies on other nodes: all count.
-    """
-    found = {
-        int(match[1]): (path / part).exists()
-        for path in folder.glob(f"{name}*")
-        if (match := re.fullmatch(rf"{re.escape(name)}(\d+)", path.name))
-    }
-    return min([step, *(at for at, has in found.items() if has or not any(found.values()))])

@@ -1,6 +1,6 @@
 """Replay in TRL's ``GRPOTrainer``, by its own hooks: no subclass, no copied code.
 
-    replay = TrlReplay(PoolClient("127.0.0.1:7171", pool="countdown"), count=2)
+    replay = TrlReplay(PoolClient(address, pool="countdown"), count=2)  # printed by `rlep pool serve`
     GRPOTrainer(…, rollout_func=replay.rollout, reward_funcs=[replay.reward(correct)])
 
 A group always has ``num_generations`` responses. Its last places are those of replays, at most ``count`` of them; where the pool
@@ -20,24 +20,31 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rlep.algorithms.loss_values import Scoring, incomparable
 from rlep.core.errors import ConfigError
 from rlep.core.types import BoolArray, Float32Array, Trajectory, prompt_id_of
+from rlep.integrations.checkpoints import oldest_checkpoint
 from rlep.integrations.conversation import conversation
-from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
+from rlep.integrations.repeats import warn_unless_repeated
+from rlep.integrations.replayer import Origin, Replayer, Row
+from rlep.integrations.rewards import is_finite, stored_reward
 from rlep.integrations.rule import replay_rule
-from rlep.integrations.trl_settings import logprobs_mode_of, sampled_in, sampling_of, tokenizer_of
+from rlep.integrations.trl_settings import check_version, logprobs_mode_of, sampled_in, sampling_of, tokenizer_of
 from rlep.services.environment.contract import score_range
 from rlep.services.environment.digest import class_digest, tools_digest, verifier_name
 from rlep.services.pool.rpc.client import PoolClient
+
+if TYPE_CHECKING:
+    from rlep.integrations.trl_log import ReplayLog
 
 Rewards = Callable[..., Any]
 """A reward function of TRL: (prompts, completions, completion_ids, **columns) → a reward, or None, for each."""
@@ -54,7 +61,6 @@ class _Batch:
     """``[R]``: None where the current policy generated the response."""
     ends: frozenset[int]
     """Ids of the tokens that end a response."""
-    processes: int
     logprobs: list[Sequence[float | None]] = field(default_factory=list)
     """``[R]``: of the sampler, where TRL returns them; empty where it does not."""
     masks: list[Sequence[int]] = field(default_factory=list)
@@ -77,7 +83,7 @@ class TrlReplay:
         restart: bool = False,
         **replay: Any,
     ) -> None:
-        """Nothing is asked of pool or trainer before the first rollout.
+        """Check TRL's version; nothing is asked of pool or trainer before the first rollout.
 
         Args:
             pool: a client with the pool's name; the pool is made where there is none.
@@ -93,6 +99,7 @@ class TrlReplay:
 
         Raises ``ConfigError``.
         """
+        check_version()
         self._pool, self._rule = pool, replay_rule(count, **replay)
         self._run, self._reference, self._seed = run, reference, seed
         self._stored, self._away, self._restart = stored_logprobs, away, restart
@@ -108,6 +115,8 @@ class TrlReplay:
         self._references: dict[str, str] = {}
         self._scoring = Scoring("")
         self._batch: _Batch | None = None
+        self._log: ReplayLog
+        """Of the trainer that the replayer is made for."""
         self._asked = False
 
     def reward(self, function: Rewards, *, success: float = 1.0) -> Rewards:
@@ -212,7 +221,7 @@ class TrlReplay:
             self._replayer.trim(oldest)
         else:  # what the pool holds may be of a lost future
             self._replayer.begun, replays = False, [None] * len(prompts)
-        return _Batch(step, names, replays, frozenset(trainer.eos_token_ids), trainer.accelerator.num_processes)
+        return _Batch(step, names, replays, frozenset(trainer.eos_token_ids))
 
     def _name(self, prompt: Any) -> str:
         question = _question(prompt)
@@ -241,6 +250,9 @@ class TrlReplay:
                 f"reward_funcs: {self._function} returned {len(rewards)} rewards for {len(ids)} completions of "
                 f"{len(batch.prompt_ids)} prompts: one for each is needed, in their order"
             )
+        for row, replay in enumerate(batch.replays):
+            if replay is not None and rewards[row] is not None and not is_finite(float(rewards[row])):
+                rewards[row] = None  # TRL leaves it out of its group's mean, which it would spoil
         self._replayer.keep(
             batch.step,
             [
@@ -256,13 +268,8 @@ class TrlReplay:
                 if batch.replays[row] is None
             ],
         )
-        counts = asdict(self._replayer.take_counts())
-        counts["rows"] = sum(replay is not None for replay in batch.replays)
-        age = counts.pop("age")
-        for name, value in counts.items():  # TRL takes the mean over processes
-            given["log_metric"](f"replay/{name}", float(value * batch.processes))
-        if counts["rows"]:
-            given["log_metric"]("replay/age", age)
+        placed = [replay for replay in batch.replays if replay is not None]
+        self._log.add(self._replayer.take_counts().of(batch.step, placed))
         return rewards
 
     def _with_stored(self, rewards: list[Any], batch: _Batch) -> list[Any]:
@@ -285,8 +292,8 @@ class TrlReplay:
 
     def _stored_reward(self, replay: Trajectory, otherwise: Any) -> Any:
         """What the function of this run gave a stored response; ``otherwise`` where another graded it."""
-        stored = replay.metadata.get(REWARD) if replay.verdict.verifier == self._function else None
-        return otherwise if stored is None else float(stored)
+        stored = stored_reward(replay) if replay.verdict.verifier == self._function else None
+        return otherwise if stored is None else stored
 
     def _made(self, trainer: Any, prompt: Any) -> Replayer:
         """The replayer of a trainer, whose settings are known at its first rollout. Raises ``ConfigError``."""
@@ -321,6 +328,14 @@ class TrlReplay:
             away=self._away,
             restart=self._restart,
         )
+        if trainer.accelerator.is_main_process and hasattr(
+            trainer.train_dataset, "__len__"
+        ):  # a stream has no end to see
+            warn_unless_repeated(_questions_by_step(trainer), trainer.state.max_steps, self._rule, self._pool.name)
+        from rlep.integrations.trl_log import ReplayLog
+
+        self._log = ReplayLog(trainer)
+        trainer.add_callback(self._log)
         if trainer.tools:
             trainer._tool_call_loop = self._looped(trainer._tool_call_loop)
         return made
@@ -374,6 +389,18 @@ def _rows_to_generate(trainer: Any, replays: Sequence[Trajectory | None]) -> lis
         most = max(gather_object([most]))
     others = [row for row, replay in enumerate(replays) if replay is not None]
     return sorted(fresh + others[: most - len(fresh)])
+
+
+def _questions_by_step(trainer: Any) -> Iterator[list[str]]:
+    """Yield the questions of a training's steps, in the order of its sampler; those of a rollout if it lasts longer."""
+    settings, dataset, sampler = trainer.args, trainer.train_dataset, trainer._get_train_sampler()
+    uses = settings.steps_per_generation * trainer.num_iterations  # of a rollout, in batches
+    rollouts = max(1, settings.gradient_accumulation_steps // uses)  # in a step, which draws what earlier steps stored
+    batches = trainer.state.max_steps * settings.gradient_accumulation_steps
+    places = itertools.chain.from_iterable(sampler for _ in itertools.count())  # one pass after the other
+    for _ in range(-(-batches // (uses * rollouts))):
+        rows = dict.fromkeys(itertools.islice(places, uses * rollouts * settings.generation_batch_size))
+        yield [_question(dataset[row]["prompt"]) for row in rows]
 
 
 def _environments(trainer: Any) -> list[type]:

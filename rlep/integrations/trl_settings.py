@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 from rlep.config.schema import ModelConfig
 from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling
 from rlep.engines.tokenizer import Tokenizer, reads_variable
+
+SUPPORTED = "1.16"
+"""Minor version of TRL. 1.14.2 stores and replays episodes of tools wrongly; before it the trainer has other hooks."""
+
+
+def check_version() -> None:
+    """Raise ``ConfigError`` where TRL is missing or of another version, before a model is loaded."""
+    try:
+        installed = metadata.version("trl")
+    except metadata.PackageNotFoundError:
+        installed = "none"
+    if installed.split(".")[:2] != SUPPORTED.split("."):
+        raise ConfigError(
+            f"TrlReplay needs TRL {SUPPORTED}, installed is {installed}: pip install 'trl=={SUPPORTED}.*'"
+        )
 
 
 def tokenizer_of(trainer: Any, prompt: Any) -> Tokenizer:

@@ -2,7 +2,7 @@
 
     trainer.v1.sampler.custom_sampler.path = pkg://rlep.integrations.verl
     trainer.v1.sampler.custom_sampler.name = RlepReplayBuffer            (RlepReplayBufferAsync for the asynchronous trainers)
-    trainer.v1.sampler.sampler_kwargs = {pool: {url: grpc://127.0.0.1:7171, name: countdown}, count: 2}
+    trainer.v1.sampler.sampler_kwargs = {pool: {url: grpc://HOST:PORT, name: countdown}, count: 2}
 
 verl's own buffer gives a step's prompts with their n responses. Stored responses of the same prompts join their groups in
 TransferQueue, and successes among the n are stored. What follows is verl's: it takes old log-probs of all rows under the policy
@@ -13,6 +13,7 @@ stored and replayed with that mask. Where nothing is drawn, the batch is verl's,
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,11 @@ from rlep.config.settings import section_of
 from rlep.core.errors import ConfigError
 from rlep.core.types import Sampling, Trajectory, prompt_id_of, question_text
 from rlep.engines.tokenizer import Tokenizer, reads_variable
+from rlep.integrations.checkpoints import oldest_checkpoint
 from rlep.integrations.mini_batches import cut, padded, shared
-from rlep.integrations.replayer import REWARD, Origin, Replayer, Row, oldest_checkpoint
+from rlep.integrations.repeats import warn_unless_repeated
+from rlep.integrations.replayer import Origin, Replayer, Row
+from rlep.integrations.rewards import check_finite, stored_reward
 from rlep.integrations.rule import replay_rule
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.places import connected, on_server
@@ -97,7 +101,7 @@ class VerlReplay:
         """
         self._trainer, self._rule = trainer, replay_rule(count, **replay)
         self._pool, self._run, self._seed = _client(pool), run, seed
-        self._success, self._reward, self._by_question = success, reward, by_question
+        self._success, self._reward, self._by_question = success, check_finite("reward", reward), by_question
         self._stored, self._away, self._restart = stored_logprobs, away, restart
         self._size = int(trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size)
         _check(trainer, stored_logprobs)
@@ -135,11 +139,9 @@ class VerlReplay:
             _log.info(
                 "%d rows: ppo_mini_batch_size = %d in place of %d", len(batch), actor.ppo_mini_batch_size, self._size
             )
-        counts = asdict(replayer.take_counts())
-        counts |= {"rows": sum(map(len, replays.values())), "padding": len(batch) - rows}
-        if not counts["rows"]:
-            del counts["age"]
-        return batch, {f"replay/{name}": float(value) for name, value in counts.items()}
+        counts = replayer.take_counts().of(step, [member for members in replays.values() for member in members])
+        found = asdict(counts) | {"padding": len(batch) - rows}
+        return batch, {f"replay/{name}": float(value) for name, value in found.items() if value is not None}
 
     def _in_updates(self, batch: Any, updates: int) -> Any:
         """Order and pad a batch so that verl's updates have their groups whole, and set verl's size of an update."""
@@ -281,8 +283,8 @@ class VerlReplay:
 
     def _rewarded(self, member: Trajectory) -> float:
         """The reward that this run's reward function gave it, else the option's."""
-        same = member.verdict.verifier == self._origin.verifier
-        return float(member.metadata.get(REWARD, self._reward)) if same else self._reward
+        stored = stored_reward(member) if member.verdict.verifier == self._origin.verifier else None
+        return self._reward if stored is None else stored
 
     @cached_property
     def _model(self) -> Any:
@@ -332,8 +334,20 @@ class VerlReplay:
         origin = self._origin
         return Scoring(origin.tokenizer_digest, origin.template_digest, origin.sampling.temperature)
 
+    def _check_repeats(self) -> None:
+        """Warn where no question comes back before the data set ends; ask no data set that is not verl's own."""
+        trainer, data = self._trainer, self._trainer.config.data
+        rows = getattr(getattr(trainer, "train_dataset", None), "dataframe", None)
+        steps = int(trainer.total_training_steps)
+        if rows is None or steps * int(data.train_batch_size) > len(rows):
+            return
+        truths = rows["reward_model"] if "reward_model" in rows.column_names else itertools.repeat(None)
+        names = ([self._prompt_id(*row)] for row in zip(rows[data.prompt_key], truths, strict=False))
+        warn_unless_repeated(names, steps, self._rule, self._pool.name)
+
     @cached_property
     def _replayer(self) -> Replayer:
+        self._check_repeats()
         return Replayer(
             self._pool,
             self._origin,

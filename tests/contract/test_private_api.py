@@ -109,8 +109,10 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
                 *("logprobs", "images", "multimodal_fields"),
             ),
         ),
+        Symbol(_GRPO, "GRPOTrainer._get_train_sampler", ("self",)),
         *symbols(_GRPO, *(f"GRPOTrainer.{name}" for name in TRL_TRAINER)),
     ),
+    "rlep/integrations/trl_log.py": (*symbols(_GRPO, "GRPOTrainer._metrics"),),
     "rlep/integrations/trl_settings.py": (
         *symbols("trl.generation.vllm_generation", "VLLMGeneration.llm", "VLLMGeneration.vllm_client"),
         Symbol("trl.generation.vllm_client", "VLLMClient.get_server_info"),

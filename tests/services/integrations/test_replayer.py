@@ -16,7 +16,8 @@ from rlep import PoolClient
 from rlep.core.errors import ConfigError, DeadlineExceeded, MixingError, PoolError
 from rlep.core.types import prompt_id_of
 from rlep.integrations import replayer as replayer_module
-from rlep.integrations.replayer import REWARD, Origin, Replayer, Row
+from rlep.integrations.replayer import Origin, Replayer, Row
+from rlep.integrations.rewards import REWARD
 from rlep.integrations.rule import replay_rule
 from rlep.services.pool import pool as pool_module
 from tests.late_method import LATE
@@ -64,8 +65,53 @@ def test_a_success_comes_back_in_later_steps_with_its_birth(pool_of: OpenPool) -
         B: [([4], 3)],
     }
     counts = replay.take_counts()
-    assert (counts.rows, counts.empty, counts.stored, counts.age) == (2, 4, 2, 2.0)
-    assert replay.take_counts().rows == 0
+    assert (counts.rows, counts.empty, counts.stored, counts.live, counts.age) == (2, 4, 2, 2, 2.0)
+    assert (replay.take_counts().rows, replay.take_counts().age) == (0, None)
+
+
+def test_the_age_of_what_other_runs_stored_is_not_known(pool_of: OpenPool) -> None:
+    with pool_of() as pool:
+        born(replayer(pool, origin=replace(ORIGIN, run="teacher")), 0, [row(90), row(91, prompt=B)])
+    replay = replayer(pool_of())
+    replay.draw(4, [A, B])
+    counts = replay.take_counts()
+    assert (counts.rows, counts.live, counts.age) == (2, 0, None)
+    replay.keep(4, [row(1), row(2)])
+    replay.draw(5, [B])
+    replay.keep(5, [])
+    assert {len(member.tokens) for member in replay.draw(7, [A])[A]} == {1}
+    ages = [7 - member.birth for member in replay.draw(7, [A])[A] if member.birth >= 0]
+    counts = replay.take_counts()
+    assert counts.rows == 1 + 2 + 2
+    assert counts.live == 2 * len(ages) > 0
+    assert counts.age == 3.0  # all of them were born in step 4
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e39])
+def test_a_reward_that_is_not_finite_is_not_stored_nor_replayed_and_said_once(
+    pool_of: OpenPool, caplog: pytest.LogCaptureFixture, reward: float
+) -> None:
+    replay = replayer(pool_of())
+    with caplog.at_level(logging.WARNING, replayer_module.__name__):
+        born(replay, 0, [row(1, reward=reward), row(2)])
+        born(replay, 1, [row(3, reward=reward)])
+    assert caplog.messages == [
+        f"reward gave 1 of 2 responses of step 0 a reward that is not finite ({reward}): such responses are not stored"
+    ]
+    assert tokens(replay, 2) == [(2,)]
+    members = [replace(member, metadata={REWARD: repr(reward)}) for member in pool_of().export()]
+    name = f"filled-{abs(reward):.0f}-{reward > 0}"
+    with pool_of(name) as filled:  # as an older version filled one
+        born(replayer(filled, origin=replace(ORIGIN, run="teacher")), 0, [])
+        filled.add(members)
+    with caplog.at_level(logging.WARNING, replayer_module.__name__):
+        assert tokens(replayer(pool_of(name), origin=replace(ORIGIN, run="later")), 0) == []
+    assert caplog.messages[1:] == [f"pool {name} holds responses whose stored reward is not finite: none is replayed"]
+
+
+def test_a_success_has_a_finite_reward(pool_of: OpenPool) -> None:
+    with pytest.raises(ConfigError, match=r"success = nan: give a reward that float32 holds"):
+        replayer(pool_of(), success=math.nan)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +122,9 @@ def test_a_success_comes_back_in_later_steps_with_its_birth(pool_of: OpenPool) -
         ({"reward": 0.999}, False),
         ({"reward": None}, False),
         ({"reward": math.nan}, False),
+        ({"reward": math.inf}, False),
+        ({"reward": -math.inf}, False),
+        ({"reward": 1e39}, False),  # infinite in float32, in which trainers compute advantages
         ({"finished": False}, False),
     ],
 )

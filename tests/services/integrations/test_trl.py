@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from rlep.core.types import prompt_id_of
+from rlep.integrations import repeats
 from rlep.integrations.trl import TrlReplay
 from tests.services.integrations.conftest import OpenPool
 from tests.services.integrations.trl_scene import (
@@ -226,3 +228,117 @@ def test_what_counts_as_a_success_is_the_callers(pool_of: OpenPool, tmp_path: Pa
     none, half = TrlReplay(pool_of("none")), TrlReplay(pool_of("half"))
     assert sum(trained(tmp_path / "none", none, rewards=graded).column("replay/stored")) == 0
     assert sum(trained(tmp_path / "half", half, rewards=graded, success=0.5).column("replay/stored")) > 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"logging_steps": 1},
+        {"logging_steps": 2},
+        {"logging_steps": 10},
+        {"logging_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4, "max_steps": 12},
+        {"logging_steps": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
+        {"logging_steps": 10, "eval_strategy": "steps", "eval_steps": 3, "eval_dataset": questions(2)},
+    ],
+    ids=["every step", "every second", "at the end", "two updates a rollout", "accumulated", "evaluated between"],
+)
+def test_the_log_adds_up_to_what_was_replayed_and_stored(
+    pool_of: OpenPool, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    pool = pool_of()
+    with pool_of() as others:
+        fill(others, dict([*solutions(1).items()][:1]))
+    done = trained(tmp_path, TrlReplay(pool, count=2), **{"max_steps": 7} | given)
+    births = [birth for rows in done.births.values() for birth in rows]
+    ages = [step - birth for step, rows in done.births.items() for birth in rows if birth >= 0]
+    assert total(done, "rows") == len(births) > len(ages) > 0
+    assert total(done, "live") == len(ages)
+    assert total(done, "stored") == pool.stats().trajectories - 1
+    lines = [line for line in done.trainer.state.log_history if line.get("replay/live")]
+    assert sum(line["replay/age"] * line["replay/live"] for line in lines) == pytest.approx(sum(ages))
+    without = [line for line in done.trainer.state.log_history if line.get("replay/live") == 0]
+    assert not any("replay/age" in line for line in without)
+
+
+def total(done: Trained, name: str) -> float:
+    """A count over all lines of a training's log."""
+    return sum(line.get(f"replay/{name}", 0) for line in done.trainer.state.log_history)
+
+
+def test_a_checkpoint_between_two_lines_of_the_log_keeps_what_was_counted(pool_of: OpenPool, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"max_steps": 7, "logging_steps": 5, "save_strategy": "steps", "save_steps": 3}
+    with pool_of() as pool:
+        first = trained(tmp_path, TrlReplay(pool, count=2), **given)
+    again = trained(tmp_path, TrlReplay(pool_of(), count=2), resume=tmp_path / "checkpoint-3", **given)
+    resumed = {step: first.drawn[step] for step in range(3)} | again.drawn
+    assert total(first, "rows") == sum(map(len, first.drawn.values()))
+    assert total(again, "rows") == sum(map(len, resumed.values()))
+    assert sum(len(first.drawn[step]) for step in range(3)) > 0
+    assert total(again, "stored") == pool_of().stats().trajectories
+
+
+NEVER = "no question comes twice in these {} steps: nothing will be replayed"
+
+
+@pytest.mark.parametrize(
+    ("given", "replay", "warning"),
+    [
+        ({"prompts": 8, "max_steps": 4}, {}, NEVER.format(4) + " but what other runs stored in pool"),
+        ({"prompts": 8, "max_steps": 4}, {"source": "live"}, NEVER.format(4) + ". Train longer"),
+        ({"prompts": 8, "max_steps": 5}, {"source": "live"}, ""),
+        ({"prompts": 4, "times": 2, "max_steps": 4}, {}, ""),  # each question is there twice
+        (
+            {"prompts": 4, "max_steps": 4, "steps_per_generation": 2, "per_device_train_batch_size": 4},
+            {},
+            NEVER.format(4),
+        ),
+        (
+            {"prompts": 2, "times": 2, "max_steps": 1, "gradient_accumulation_steps": 2, "steps_per_generation": 1},
+            {},
+            NEVER.format(1),
+        ),
+    ],
+    ids=["once", "live", "a second pass", "duplicates", "two updates a rollout", "within one step"],
+)
+def test_a_training_whose_questions_never_come_back_says_so_once(
+    pool_of: OpenPool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    given: dict[str, Any],
+    replay: dict[str, Any],
+    warning: str,
+) -> None:
+    with caplog.at_level(logging.WARNING, repeats.__name__):
+        done = trained(tmp_path, TrlReplay(pool_of(), count=2, **replay), **given)
+    assert [line[: len(warning)] for line in caplog.messages] == [warning] * bool(warning)
+    if warning:
+        assert total(done, "rows") == 0
+
+
+def test_a_training_on_what_others_stored_needs_no_question_twice(
+    pool_of: OpenPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pool_of() as pool:
+        fill(pool, solutions(1))
+    replay = TrlReplay(pool_of(), source="offline", minimum=1, count=1)
+    with caplog.at_level(logging.WARNING, repeats.__name__):
+        done = trained(tmp_path, replay, max_steps=2)
+    assert (total(done, "rows"), total(done, "live"), caplog.messages) == (4.0, 0.0, [])
+    assert not any("replay/age" in line for line in done.log)
+
+
+@pytest.mark.parametrize("reward", [float("inf"), float("-inf"), float("nan")])
+def test_a_reward_that_is_not_finite_teaches_no_later_group(pool_of: OpenPool, tmp_path: Path, reward: float) -> None:
+    """Replays of another run get this reward from a function that has changed: their groups go on without it."""
+    with pool_of() as pool:
+        fill(pool, solutions(2))
+
+    def changed(completions: list[Any], **_: object) -> list[float]:
+        return [float(at % GROUP) if at % GROUP < 2 else reward for at in range(len(completions))]
+
+    replay = TrlReplay(pool_of(), source="offline", count=2)
+    done = trained(tmp_path, replay, rewards=changed, max_steps=1, steps_per_generation=1)
+    (batch,) = done.trainer._buffered_inputs
+    # Rewards 0 and 1 of the fresh responses: mean 1/2, deviation √½.
+    expected = 0.5 / (0.5**0.5 + 1e-4)
+    assert sorted(batch["advantages"].tolist()) == pytest.approx([-expected] * 2 + [0.0] * 4 + [expected] * 2, abs=1e-5)

@@ -53,15 +53,19 @@ def test_two_processes_draw_what_one_draws(pool_of: OpenPool, served: str, tmp_p
 
 
 def test_two_processes_fill_one_pool(pool_of: OpenPool, served: str, tmp_path: Path) -> None:
-    given = {"per_device_train_batch_size": 4, "max_steps": 8}
+    given = {"per_device_train_batch_size": 4, "max_steps": 8, "logging_steps": 4}
     pool = pool_of()
     both = ranks(tmp_path / "two", address=served, pool=pool.name, replay={"count": 2}, given=given)
     births = {member.content_id: member.provenance.policy_version for member in pool.export()}
     assert sum(line["replay/stored"] for line in both[0]["log"]) == len(births) > 0
     drawn = by_step("drawn", *both)
     assert all(births[content_id] < step for step, rows in drawn.items() for _, content_id in rows)
-    assert [line["replay/rows"] for line in both[0]["log"]] == [float(len(drawn[step])) for step in sorted(drawn)]
-    assert sum(map(len, drawn.values())) > 0
+    counted = [float(sum(len(drawn[step]) for step in steps)) for steps in (range(4), range(4, 8))]
+    assert [line["replay/rows"] for line in both[0]["log"]] == counted
+    assert sum(counted) > 0
+    ages = [step - births[content_id] for step, rows in drawn.items() for _, content_id in rows]
+    logged = sum(line["replay/age"] * line["replay/live"] for line in both[0]["log"] if line["replay/live"])
+    assert logged == pytest.approx(sum(ages))
 
 
 def test_nothing_is_kept_before_the_main_process_has_begun(pool_of: OpenPool, served: str, tmp_path: Path) -> None:

@@ -246,3 +246,16 @@ def test_the_hook_is_grpos_alone() -> None:
 
     assert "rollout_func" in inspect.signature(trl.GRPOTrainer).parameters
     assert "rollout_func" not in inspect.signature(trl.RLOOTrainer).parameters
+
+
+@pytest.mark.parametrize("installed", ["1.0.0", "1.8.0", "1.15.0", "1.17.0.dev0", "11.6"])
+def test_another_version_of_trl_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    metadata = tmp_path / f"trl-{installed}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: trl\nVersion: {installed}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with PoolClient("127.0.0.1:1", pool="one") as pool, pytest.raises(ConfigError) as refused:
+        TrlReplay(pool)
+    assert str(refused.value) == f"TrlReplay needs TRL 1.16, installed is {installed}: pip install 'trl==1.16.*'"

@@ -226,6 +226,12 @@ def test_a_server_that_is_away_leaves_verls_batch_and_validation_never_asks(seen
     assert (seen["validation"]["rows"], seen["validation"]["metrics"]) == (16, {})
 
 
+def test_a_training_of_one_pass_is_told_that_nothing_comes_back(seen: Seen) -> None:
+    (warning,) = seen["once"]
+    assert warning.startswith("no question comes twice in these 1 steps: nothing will be replayed but what other runs")
+    assert seen["twice"] == []
+
+
 def test_rewards_decide_which_groups_get_replays(seen: Seen) -> None:
     """``only_below = 0.2``: one of four is right in four groups, none of two in the fifth."""
     assert [len(group) for group in seen["late"]["replays"]] == [0, 0, 0, 0, 1]

@@ -5,6 +5,7 @@ python -m tests.services.integrations.verl_program DIRECTORY ADDRESS
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import uuid
@@ -64,6 +65,18 @@ class Buffer:
         self._trainer.total_training_steps = 3
         self._trainer.actor_rollout_wg = SimpleNamespace(world_size=2)
         self._writer = Scripted(self._trainer.tokenizer, 4)
+
+    def warnings(self, steps: int) -> list[str]:
+        """What the log warns of at the first step of so many on verl's data set of four questions, four a step."""
+        lines: list[str] = []
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("rlep").addHandler(handler)
+        self._trainer._init_dataloader()
+        self._trainer.total_training_steps = steps
+        self.sample(1)
+        logging.getLogger("rlep").removeHandler(handler)
+        return lines
 
     def described(self) -> list[Any]:
         """Its class, and what it was told."""
@@ -199,6 +212,8 @@ def buffers(home: Path, address: str) -> Mapping[str, Any]:
     )
     asynchronous.sample(1)
     seen["asynchronous batch"] = asynchronous.sample(2)
+
+    seen["once"], seen["twice"] = (made(f"passes-{steps}").warnings(steps) for steps in (1, 2))
 
     gone = {"pool.url": "grpc://127.0.0.1:1", "pool.deadline_s": 0.5}
     seen["away"] = made("away", **gone).sample(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlep.integrations.replayer import oldest_checkpoint
+from rlep.integrations.checkpoints import oldest_checkpoint
 
 
 def test_the_oldest_checkpoint_counts_or_else_the_step(tmp_path: Path) -> None:
