@@ -59,6 +59,9 @@ SENT_AGAIN = 5
 NEVER_RAN = "The actor never ran"
 """Ray's words for an actor whose place was on a node that is found to be lost: another place may be free."""
 
+GUESSES = " There are some potential root causes."
+"""Ray's words before its list of what may have ended a process: killed for memory, ``ray stop``, a crash."""
+
 LOST = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError, ObjectLostError)
 """Errors of Ray for an actor that is gone, or whose answer went with its node; ``OutOfMemoryError``: of its memory monitor."""
 
@@ -103,7 +106,7 @@ class Cluster:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         # For other processes of the same user: see contact.py.
         write_whole(self.home / TOKEN, _own_token(), private=True, shared=True)
-        start_private_cluster(self.home / RAY_FILES, self.namespace, self.config.cpus)
+        start_private_cluster(self.home / RAY_FILES, self.namespace, self.config.cpus, self.config.start_deadline_s)
         write_contact(self.home, self.contact)
 
     def _join(self, address: str, named: str) -> None:
@@ -282,9 +285,10 @@ async def _await(reference: Any) -> Any:
 def _reason(error: BaseException) -> str:
     """Return the last line of Ray's message that says something: its own causes come first, as a traceback.
 
-    Of the memory monitor's message it is the first: advice comes last.
+    Of the memory monitor's message it is the first: advice comes last. Ray's guesses at a cause are left out.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     if isinstance(error, OutOfMemoryError):
         lines.reverse()
-    return next((line for line in reversed(lines) if line.strip("^~ ")), type(error).__name__)
+    said = next((line for line in reversed(lines) if line.strip("^~ ")), type(error).__name__)
+    return said.partition(GUESSES)[0]

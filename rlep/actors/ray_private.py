@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,7 +14,7 @@ from pathlib import Path
 import grpc
 import psutil
 import ray
-from ray._private import parameter, ray_constants, worker
+from ray._private import parameter, ray_constants, services, worker
 from ray._private.grpc_utils import init_grpc_channel
 from ray._private.services import canonicalize_bootstrap_address
 from ray._private.utils import get_num_cpus
@@ -24,8 +25,8 @@ _log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
 
-ATTEMPTS = 3
-"""Attempts to start a private cluster: on a busy machine the second often comes up."""
+LOOK_AGAIN_S = 0.2
+"""Time between two looks for the node of a private cluster that is starting."""
 CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 """A call of the head process that changes nothing; an empty request is whole."""
 CHECK_S = 10.0
@@ -60,19 +61,23 @@ def _log_lines(data: Mapping[str, Sequence[str]], ignore_prefix: bool) -> None:
         _log.info("raylet: %s", line)
 
 
-def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
+def start_private_cluster(home: Path, namespace: str, cpus: int | None, deadline_s: float) -> None:
     """Start Ray on this machine with all its files in ``home``, listening on loopback alone.
 
     Ray opens ``home`` itself to every user, so it is to lie within a private directory. Its processes do not get the
     SIGHUP of a terminal that is closed: this process does, and ends them.
 
-    Raises ``PlacementError`` where its node does not come up in ``ATTEMPTS`` times 30 s.
+    A node process that ends as it starts (Ray's own waits of 15 s are fixed) is started again. Raises ``PlacementError``
+    where none comes up within ``deadline_s`` seconds.
     """
     # The control service would keep a record of every call (4 KB, up to 100,000), which no dashboard shows here.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    for left in reversed(range(ATTEMPTS)):
+    # The control service is a process of its own, for which Ray waits as long as this says.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(max(1, round(deadline_s))))
+    until = time.monotonic() + deadline_s
+    while True:
         try:
-            with on_loopback(), on_free_ports(), unhurt_by_hangups():
+            with on_loopback(), on_free_ports(), unhurt_by_hangups(), waiting_for_node(home, until):
                 ray.init(
                     address="local",
                     namespace=namespace,
@@ -84,26 +89,54 @@ def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
                     _temp_dir=str(home),
                 )
         except Exception as error:
-            if (
-                type(error) is not Exception
-            ):  # Ray's node raises a bare one after its fixed 30 s, and leaves its processes
+            if type(error) is not Exception:  # Ray raises a bare one for its node, and leaves its processes
                 raise
             _end_processes(home)
-            if not left:
+            if time.monotonic() >= until:
                 raise PlacementError(
-                    f"Ray's node did not start on this machine within its 30 s, in {ATTEMPTS} attempts: if other processes "
-                    f"keep the machine busy, run the command again when they have ended ({error})"
+                    f"Ray's node did not start on this machine within {deadline_s:g} s: if other processes keep the machine "
+                    f"busy, wait for their end, or raise cluster.start_deadline_s ({error})"
                 ) from None
         else:
             return
 
 
-def _end_processes(home: Path) -> None:
-    """Kill what this process has started of the Ray whose files are in ``home``."""
+def _processes(home: Path) -> Iterator[psutil.Process]:
+    """Yield what this process has started of the Ray whose files are in ``home``, and still runs."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if str(home) in " ".join(process.cmdline()):
-                process.kill()
+            if str(home) in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def _end_processes(home: Path) -> None:
+    for process in _processes(home):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@contextmanager
+def waiting_for_node(home: Path, until: float) -> Iterator[None]:
+    """Within the block Ray waits for the node that it starts until this time, while the node's process runs.
+
+    Ray itself gives up after 30 s, which nothing raises, and waits as long for a process that has ended.
+    """
+    before = services.get_node
+
+    def get_node(gcs_address: str, node_id: str) -> object:
+        while True:
+            try:
+                return before(gcs_address, node_id)
+            except RuntimeError:  # not registered yet
+                if time.monotonic() >= until or not any(process.name() == "raylet" for process in _processes(home)):
+                    raise Exception("its node process (raylet) ended, or has not registered") from None
+                time.sleep(LOOK_AGAIN_S)
+
+    services.get_node = get_node
+    try:
+        yield
+    finally:
+        services.get_node = before
 
 
 @contextmanager

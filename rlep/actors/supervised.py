@@ -97,6 +97,7 @@ class Supervised:
                 except (RlepError, RayError) as error:
                     if self.restarts:  # the first start is the run's, which ends with it
                         self._spend(error)
+                        self._report("actor_lost", self.name, self.error)
                     raise
                 if self.restarts:
                     self._report("actor_restarted", self.name, "")
@@ -130,8 +131,8 @@ class Supervised:
             return
         ray.kill(handle)
         self._handle = None
-        self._report("actor_lost", self.name, str(error))
         self._spend(error)
+        self._report("actor_lost", self.name, self.error)
 
     def _spend(self, error: BaseException) -> None:
         """Take the next start from the restarts."""

@@ -17,6 +17,7 @@ from rich.text import Text
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.cli.shell import say_stopping
 from rlep.cli.terminal import Terminal
+from rlep.core.plural import counted
 from rlep.core.progress import Advance
 
 SHOWN = {
@@ -24,6 +25,7 @@ SHOWN = {
     "accuracy": "rollout/accuracy",
     "length": "rollout/length_mean",
     "loss": "loss/sft",
+    "replays": "replay/trajectories",
 }
 """Name in a step's line → metric; a step's line has those that the step has."""
 SILENT_S = 15.0
@@ -158,6 +160,8 @@ def step_text(report: StepReport) -> str:
     forms = {"reward": "reward {:.3f}", "accuracy": "accuracy {:.1%}", "length": "length {:.0f}", "loss": "loss {:.4f}"}
     values = step_values(report)
     parts = [form.format(values[name]) for name, form in forms.items() if name in values]
+    if isinstance(replays := values.get("replays"), int) and replays:
+        parts.append(counted(replays, "replay"))
     return ", ".join([*parts, f"{report.seconds:.2f} s/step", f"{as_clock(report.left_s)} left"])
 
 

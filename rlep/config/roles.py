@@ -353,6 +353,8 @@ class ClusterConfig(Section):
     with ``RAY_ADDRESS``: joins)."""
     cpus: Positive | None = None
     """Logical CPUs of a private cluster; None takes the machine's."""
+    start_deadline_s: Seconds = 180
+    """A private cluster whose node has not started within this time ends the run; a busy machine needs more than an idle one."""
     place_deadline_s: Seconds = 60
     """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""
     head_deadline_s: Seconds = Field(30, lt=60)

@@ -143,7 +143,10 @@ class Training:
 
     async def _restart_learner(self, lost: ActorLost) -> None:
         """Start all ranks again; the error of a learner that cannot be says where the last failure is written down."""
-        self._kept = self._state  # the new ranks have other weights: an interruption has nothing to save
+        lost_at, self._kept = (
+            time.monotonic(),
+            self._state,
+        )  # the new ranks have other weights: an interruption has nothing to save
         self._store.events.log("actor_lost", actor="learner", error=str(lost))
         log = self._store.keep_log("learner.err", str(lost))
         reason = first_line(lost)  # a traceback follows
@@ -154,6 +157,7 @@ class Training:
         except LearnerLost as error:
             raise LearnerLost(f"{error}. Log: {log}") from error
         self._store.events.log("actor_restarted", actor="learner")
+        self._run.progress.note(f"learner is back, {time.monotonic() - lost_at:.0f} s after its loss")
 
     async def _until_done(self) -> Checkpoint:
         await self._restore()

@@ -47,7 +47,7 @@ def collect(config: Config, progress: CommandProgress) -> Collected:
 
 async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress) -> Collected:
     progress.note(starting_text(config, learns=False))
-    async with run_actors(config, actor_report(store)) as actors:
+    async with run_actors(config, actor_report(progress, store)) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         players = episodes(config, inputs, generators, actors.environments())
         pool = actors.pool(inputs, read_only=False)

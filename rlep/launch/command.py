@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from rlep.actors.prometheus_gauges import PrometheusTracker
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.check.inputs import Inputs
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, PlacementError, PoolError
+from rlep.core.errors import ConfigError, PlacementError, PoolError, first_line
 from rlep.core.plural import counted
 from rlep.core.types import Prompt, Verdict
 from rlep.data.prompts import PromptSet
@@ -101,9 +102,20 @@ def _trackers(config: Config, progress: CommandProgress) -> list[Tracker]:
     return [*opened, *([PrometheusTracker(run.name, progress.phases)] if "prometheus" in tracking.sinks else [])]
 
 
-def actor_report(store: RunDirectory) -> Report:
-    """Return the function that logs what happens to an actor as an event of the run."""
-    return lambda event, actor, error: store.events.log(event, None, actor=actor, error=error)
+def actor_report(progress: Progress, store: RunDirectory | None = None) -> Report:
+    """Return the function that logs what happens to an actor as an event of the run, and notes its loss and its return."""
+    lost: dict[str, float] = {}
+
+    def report(event: str, actor: str, error: str) -> None:
+        if event == "actor_lost":
+            lost.setdefault(actor, time.monotonic())
+            progress.note(f"{actor} lost: {first_line(error)}")
+        elif event == "actor_restarted":
+            progress.note(f"{actor} is back, {time.monotonic() - lost.pop(actor):.0f} s after its loss")
+        if store is not None:
+            store.events.log(event, None, actor=actor, error=error)
+
+    return report
 
 
 async def wait_for_roles(actors: RunActors, progress: CommandProgress) -> None:

@@ -23,6 +23,7 @@ from rlep.hub.resolve import model_text, resolve
 from rlep.launch.command import (
     REFUSALS,
     CommandProgress,
+    actor_report,
     report_crashes,
     run_of,
     starting_text,
@@ -115,7 +116,7 @@ def evaluate(
 
 async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -> Evaluated:
     progress.note(starting_text(config, learns=False))
-    async with run_actors(config) as actors:
+    async with run_actors(config, actor_report(progress)) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         players = episodes(config, inputs, generators, actors.environments())
         await wait_for_roles(actors, progress)

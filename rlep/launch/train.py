@@ -79,7 +79,7 @@ async def _train(
     prompts, replay = train_set(inputs), config.replay
     progress.note(starting_text(config, learns=True))
     async with (
-        run_actors(config, actor_report(store)) as actors,
+        run_actors(config, actor_report(progress, store)) as actors,
         RolloutFiles(config, inputs.tokenizer.decode, store.events) as files,
     ):
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()

@@ -21,7 +21,7 @@ import pytest
 import ray
 
 from rlep.actors.cluster import DEEPEST_SOCKET, RAY_FILES
-from rlep.actors.ray_private import ATTEMPTS, start_private_cluster
+from rlep.actors.ray_private import start_private_cluster, waiting_for_node
 from rlep.core import paths
 from rlep.core.errors import PlacementError
 from rlep.core.paths import private_directory, save_logs
@@ -271,24 +271,49 @@ def test_a_lost_actor_is_one_line_and_ray_prints_nothing_above_it() -> None:
     (line,) = done.stdout.splitlines()
     assert line.startswith("die: ")
     assert "worker process has died" in line
+    assert "root causes" not in line
     assert done.stderr == ""
 
 
 def test_a_node_of_ray_that_does_not_start_is_a_placement_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raised: list[Exception] = [Exception("The current node timed out during startup.")] * ATTEMPTS
+    raised: list[Exception] = [RuntimeError("other"), Exception("The current node timed out during startup.")]
 
     def fail(**_: object) -> None:
         raise raised.pop()
 
     monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(PlacementError, match=r"^Ray's node did not start on this machine.*The current node timed out"):
-        start_private_cluster(tmp_path, "rlep-unstarted", 1)
-    assert not raised
-    raised.append(RuntimeError("other"))
+    text = (
+        r"^Ray's node did not start on this machine within 0 s.*cluster\.start_deadline_s \(The current node timed out"
+    )
+    with pytest.raises(PlacementError, match=text):
+        start_private_cluster(tmp_path, "rlep-unstarted", 1, deadline_s=0)
     with pytest.raises(RuntimeError, match=r"^other$"):
-        start_private_cluster(tmp_path, "rlep-unstarted", 1)
+        start_private_cluster(tmp_path, "rlep-unstarted", 1, deadline_s=60)
+
+
+def test_a_node_that_registers_late_is_waited_for_while_its_process_runs_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = [RuntimeError("GCS cannot find the node")] * 3
+
+    def get_node(address: str, node: str) -> str:
+        if late:
+            raise late.pop()
+        return f"{node} at {address}"
+
+    monkeypatch.setattr(ray._private.services, "get_node", get_node)
+    program = tmp_path / "raylet"
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    with subprocess.Popen([program, "3600"]) as process, waiting_for_node(tmp_path, time.monotonic() + 600):
+        assert ray._private.services.get_node("127.0.0.1:1", "node") == "node at 127.0.0.1:1"
+        process.kill()
+        process.wait()
+        late.append(RuntimeError("GCS cannot find the node"))
+        with pytest.raises(Exception, match=r"its node process \(raylet\) ended"):
+            ray._private.services.get_node("127.0.0.1:1", "node")
+    assert ray._private.services.get_node is get_node
 
 
 def test_a_second_attempt_finds_no_process_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +327,7 @@ def test_a_second_attempt_finds_no_process_of_the_first(tmp_path: Path, monkeypa
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr(ray, "init", started)
-    start_private_cluster(tmp_path, "rlep-second", 1)
+    start_private_cluster(tmp_path, "rlep-second", 1, deadline_s=600)
     assert left[0].wait(timeout=60) == -signal.SIGKILL
     assert left[1].poll() is None
     left[1].kill()

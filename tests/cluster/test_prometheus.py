@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 def test_numbers_of_a_step_are_scraped_from_rays_port(tmp_path: Path) -> None:
     home = private_directory("prometheus")
-    start_private_cluster(home, "rlep-prometheus", 1)
+    start_private_cluster(home, "rlep-prometheus", 1, deadline_s=180)
     try:
         tracker = PrometheusTracker("scraped", every_s=1.0)
         tracker.log(41, {"ratio/max/replay": 2.5, "evaluation/AIME 24/avg": 0.125, "group/replays/0": 3.0})

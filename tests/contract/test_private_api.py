@@ -89,6 +89,7 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         Symbol("ray._private.utils", "get_num_cpus", ("override_docker_cpu_warning",)),
         *symbols("ray._private.worker", "init._temp_dir", "print_to_stdstream"),
         Symbol("ray._private.services", "canonicalize_bootstrap_address", ("addr",)),
+        Symbol("ray._private.services", "get_node", ("gcs_address", "node_id")),
         Symbol("ray._private.grpc_utils", "init_grpc_channel", ("address",)),
         Symbol("ray.core.generated.gcs_service_pb2_grpc", "NodeInfoGcsServiceStub"),
         Symbol("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),

@@ -74,7 +74,7 @@ async def test_a_lost_actor_is_ended_and_called_again_and_a_start_that_fails_cos
     scene = Scene("lost", "fails", "works", restarts=2)
     assert await scene.actor.call("count", "four", deadline_s=60) == 4
     assert (scene.actor.restarts, scene.actor.restarts_left, len(kills)) == (2, 0, 1)
-    assert scene.events == ["actor_lost it died", "actor_restarted"]
+    assert scene.events == ["actor_lost it died", "actor_lost it did not start", "actor_restarted"]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -90,7 +90,8 @@ async def test_an_actor_that_the_memory_monitor_ended_is_lost_with_the_numbers_a
     scene = Scene("memory", restarts=0)
     with pytest.raises(ActorLost):
         await scene.actor.call("count", "four", deadline_s=60)
-    assert scene.events == [f"actor_lost pool.count: {MONITOR.splitlines()[1]}"]
+    said = f"pool.count: {MONITOR.splitlines()[1]}"
+    assert scene.events == [f"actor_lost pool was lost and is out of restarts: {said}"]
 
 
 async def test_a_start_that_refuses_a_setting_is_not_tried_again() -> None:
