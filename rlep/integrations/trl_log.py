@@ -16,7 +16,7 @@ _KEPT = "rlep.replay"
 """Key of the trainer's state under which a checkpoint keeps the counts since the last line."""
 
 
-class ReplayLog(TrainerCallback):
+class ReplayLog(TrainerCallback):  # type: ignore[misc]
     """Counts of one trainer; an object in each of its processes."""
 
     def __init__(self, trainer: Any) -> None:
@@ -53,7 +53,7 @@ class ReplayLog(TrainerCallback):
             self._totals.update(counts)
         self._new = None
         state.stateful_callbacks[_KEPT] = dict(self._totals)
-        values = dict(self._totals)
+        values: dict[str, float] = dict(self._totals)
         steps = values.pop("steps")
         if values["live"]:
             values["age"] = steps / values["live"]

@@ -59,7 +59,7 @@ def choose_model(
         CheckpointError: the run has no intact checkpoint.
     """
     is_run = (directory / "config.json").is_file() and (directory / "checkpoints").is_dir()
-    own, left_out = None, ()
+    own, left_out = None, tuple[str, ...]()
     if files or not is_run:
         config = load_config(files, overrides)
         own = stored_config(directory) if is_run else None

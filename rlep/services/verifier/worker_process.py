@@ -128,7 +128,7 @@ class WorkerProcess:
         deadline, ends = time.perf_counter() + START_SECONDS, 0
         while True:
             match message := self._receive(deadline):
-                case {"batch": self._batches, "first": bool(first)} if len(message) == 2:
+                case {"batch": self._batches, "first": bool(first), **rest} if not rest:
                     self._served, self._fresh = True, first
                     return
                 case None:

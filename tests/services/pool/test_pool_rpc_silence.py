@@ -68,7 +68,7 @@ def test_a_call_that_sends_nothing_is_ended(impatient: PoolServer, method: str) 
 
 def test_a_stream_of_a_frame_every_while_is_ended(impatient: PoolServer) -> None:
     """Each frame comes in time, and all of them take too long for what they carry."""
-    sent = []
+    sent: list[int] = []
 
     def dripping() -> Iterator[bytes]:
         while len(sent) < 300:
@@ -92,10 +92,11 @@ def test_replies_that_nobody_reads_are_given_up(
     with PoolClient(impatient.address, token="admin-token", pool=pool) as client:
         client.add([trajectory(f"q{i}", [i, *numbers]) for i in range(8)])
         ids = client.prompt_ids()
-    request = {
+    requests: dict[str, pb.SampleRequest | pb.ExportRequest] = {
         "Sample": pb.SampleRequest(pool=pool, prompt_ids=ids, count=1, minimum=1),
         "Export": pb.ExportRequest(pool=pool),
-    }[verb].SerializeToString()
+    }
+    request = requests[verb].SerializeToString()
     with grpc.insecure_channel(impatient.address) as channel:
         method = channel.unary_stream(f"/{SERVICE}/{verb}")
         calls = [method(request, timeout=300, metadata=READ) for _ in range(CALLS_A_TOKEN)]

@@ -6,9 +6,15 @@ import re
 from itertools import pairwise
 
 import pytest
+from markupsafe import Markup
 
-from rlep.view.mathematics import ATTRIBUTES, ELEMENTS, LONGEST, mathml, typeset
+from rlep.view.mathematics import ATTRIBUTES, ELEMENTS, LONGEST, Room, mathml
+from rlep.view.mathematics import typeset as typeset_in
 from tests.unit.view.console_scene import ATTACKS
+
+
+def typeset(text: str) -> Markup | None:
+    return typeset_in(text, Room())
 
 
 def test_formulas_are_typeset_between_text() -> None:
@@ -99,3 +105,11 @@ def test_a_formula_holds_no_opening_of_its_own(opening: str, end: str) -> None:
     last = typeset(f"{opening}x{end}")
     assert typeset(opening * 3 + f"x{end}") == opening * 2 + str(last)
     assert typeset(opening * 20_000) is None
+
+
+def test_a_page_converts_formulas_until_its_room_is_used_up_and_shows_the_others_as_text() -> None:
+    room = Room(characters=5)
+    text = str(typeset_in("$abc$ $de$ $f$", room))
+    assert text.count("<math") == 2
+    assert text.endswith(" $f$")
+    assert typeset_in("$g$", room) is None
