@@ -97,7 +97,6 @@ class Supervised:
                 except (RlepError, RayError) as error:
                     if self.restarts:  # the first start is the run's, which ends with it
                         self._spend(error)
-                        self._report("actor_lost", self.name, self.error)
                     raise
                 if self.restarts:
                     self._report("actor_restarted", self.name, "")

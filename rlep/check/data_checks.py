@@ -21,11 +21,10 @@ from rlep.core.types import Prompt
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, order_of
 from rlep.driver.collect import admission_of
 from rlep.driver.crashes import LEAST_QUESTIONS, is_function, undecided_text
-from rlep.driver.replays import choose_method
+from rlep.driver.replays import choose_method, takes_data_in_order
 from rlep.engines.families import CPU_HEAD_SIZES, check_family, check_unquantised, ties_head
 from rlep.engines.tokenizer import context_length, load_tokenizer, vocabulary_size
 from rlep.hub.resolve import check_index, model_directory, model_text
-from rlep.methods.replay_method import ReplayMethod, load_method
 from rlep.plan.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import configured_verifier
@@ -241,8 +240,8 @@ def check_stated_teacher(config: Config, path: Path) -> None:
 def replay_notes(config: Config, train: PromptSet) -> list[str]:
     """Return a sentence where a run would replay its own responses, and no question comes back within its steps."""
     steps, replay = config.run.steps, config.replay
-    chosen = config.rollout.dynamic_sampling or load_method(replay.method).questions is not ReplayMethod.questions
-    if not replay.count or replay.source != "live" or chosen:
+    in_order = takes_data_in_order(config) and not config.rollout.dynamic_sampling
+    if not replay.count or replay.source != "live" or not in_order:
         return []
     whole = min(part.epoch for part in order_of(config, train.report).parts)
     if steps > whole:

@@ -21,10 +21,15 @@ Replays = dict[str, Sequence[Trajectory]]
 """Prompt id → its replays."""
 
 
+def takes_data_in_order(config: Config) -> bool:
+    """Tell whether a run trains on the data's next questions: its method chooses none of them."""
+    return load_method(config.replay.method).questions is ReplayMethod.questions
+
+
 def choose_method(config: Config) -> ReplayMethod:
     """Return the replay method of a run. Raises ``ConfigError`` where ``replay.method`` names none."""
     kind, name = load_method(config.replay.method), f'replay.method = "{config.replay.method}"'
-    if config.rollout.max_staleness and kind.questions is not ReplayMethod.questions:
+    if config.rollout.max_staleness and not takes_data_in_order(config):
         raise ConfigError(f"{name} with rollout.max_staleness: later steps' prompts are not known yet")
     if config.replay.source == "offline" and issubclass(kind, ExGrpo):
         raise ConfigError(f'{name} draws questions by what this run has stored: set replay.source to "live" or "both"')

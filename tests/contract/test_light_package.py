@@ -39,8 +39,8 @@ LIGHT = (
     "metrics",
     "services/pool/maintenance",
 )
-"""Folders whose every module can be imported in a bare environment, but the loss and verl's buffer, which take tensors."""
-TENSORS = {"algorithms/loss.py", "integrations/verl.py"}
+"""Folders whose every module can be imported in a bare environment, but the loss, verl's buffer and TRL's log, which take tensors."""
+TENSORS = {"algorithms/loss.py", "integrations/trl_log.py", "integrations/verl.py"}
 
 
 def brought_by(texts: Iterable[str]) -> set[str]:
