@@ -39,7 +39,7 @@ LIGHT = (
     "metrics",
     "services/pool/maintenance",
 )
-"""Folders whose every module can be imported in a bare environment, but the loss, verl's buffer and TRL's log, which take tensors."""
+"""Folders whose modules can be imported in a bare environment, but the loss, verl's buffer and TRL's log, which take tensors."""
 TENSORS = {"algorithms/loss.py", "integrations/trl_log.py", "integrations/verl.py"}
 
 
