@@ -1,4 +1,4 @@
-"""Files of a working directory that stay here when a job takes the rest: secrets, hidden files, links that lead out.
+"""Files of a working directory that stay here when a job takes the rest: what git does not track, secrets, links that lead out.
 
 Ray itself leaves out what ``.gitignore`` names.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
+from rlep.core.errors import ConfigError
 from rlep.core.plural import named
 
 SECRET = re.compile(
@@ -27,27 +29,42 @@ SECRET_VARIABLES = ("RAY_AUTH_TOKEN_PATH", "RLEP_REDIS_PASSWORD_FILE")
 NAMES_SECRET = re.compile(r"""(?:token[-_]file|passw|secret|[-_]key)[\w.-]*["']?\s*[=\s]\s*["']*([^"'=\n]+?)["']*$""")
 """An option or a key of a TOML file whose value is the file of a secret."""
 
+QUOTED = re.compile(r"""["']([^"'\n]{1,4096})["']""")
+"""A text of a TOML file."""
+GIT_S = 60.0
+"""Seconds that git has to list its files."""
+
 LINK = "they are links that lead out of the directory, or back"
 HIDDEN = "they are hidden"
 LOOKS = "they look like secrets"
 TOKEN = "a token_file, a tls_key or the environment names them as secrets"
 ENVIRONMENT = "they are Python environments"
+UNTRACKED = "git does not track them, and the command does not name them"
 REMEDIES = {
     LINK: "the job needs an absolute path that its machines have",
+    UNTRACKED: "`git add` what the job needs",
     TOKEN: "the job needs the token on the cluster: let token_file be an absolute path that its machines have",
 }
 
 
 def withheld(working_dir: Path, arguments: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Choose what of ``working_dir`` may not leave with a command of these words: why → paths relative to it."""
+    """Choose what of ``working_dir`` may not leave with a command of these words: why → paths relative to it.
+
+    Raises ``ConfigError`` where git does not say which files belong to the project.
+    """
     root = working_dir.resolve()
-    secrets = {*_named_secrets(root, arguments)}
+    said = _said(root, arguments)
+    secrets, taken = {*_named_secrets(root, said)}, _tracked(root)
+    asked = _named_files(root, arguments)
+    known = {folder for path in (*taken, *asked) for folder in path.parents}
     reasons: dict[str, list[str]] = {}
 
     def visit(folder: Path, within: frozenset[Path]) -> None:
         for path in sorted(folder.iterdir()):
             real = Path(os.path.realpath(path))
             why = LINK if real in within else _reason(root, path, real, secrets)
+            if why is None and not (real in taken or real in known or asked.intersection((real, *real.parents))):
+                why = UNTRACKED
             if why is not None:
                 reasons.setdefault(why, []).append(path.relative_to(root).as_posix())
             elif real.is_dir():
@@ -68,14 +85,45 @@ def lines(reasons: dict[str, list[str]]) -> list[str]:
     return [f"left out because {why}: {named(paths)}{remedies[why]}" for why, paths in reasons.items()]
 
 
-def _named_secrets(root: Path, arguments: Sequence[str]) -> Iterator[Path]:
-    """Files that the environment, the command or a TOML file that the command names calls secrets."""
-    yield from (Path(os.environ[name]).resolve() for name in SECRET_VARIABLES if name in os.environ)
-    said = [*arguments, *(f"{option} {value}" for option, value in pairwise(arguments) if option.startswith("-"))]
+def _tracked(root: Path) -> set[Path]:
+    """List the files that git tracks below ``root``, links resolved."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--recurse-submodules"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
+        said = os.fsdecode(done.stderr).strip().partition("\n")[0] if done.returncode else ""
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    if said:
+        raise ConfigError(
+            f"git does not say which files of {root} a job may take along ({said}): run `git init` there and `git add` what the "
+            "job needs; nothing has to be committed"
+        )
+    return {Path(os.path.realpath(root / os.fsdecode(name))) for name in done.stdout.split(b"\0") if name}
+
+
+def _named_files(root: Path, arguments: Sequence[str]) -> set[Path]:
+    """List files and folders below ``root`` that the command, or a TOML file that it names, has as a text."""
+    words = [word.rpartition("=")[2].strip("\"'") for word in arguments]
+    words += [text for line in _toml_lines(root, arguments) for text in QUOTED.findall(line)]
+    found = {Path(os.path.realpath(root / word)) for word in words if word and "\0" not in word}
+    return {path for path in found if path.is_relative_to(root) and path != root}
+
+
+def _toml_lines(root: Path, arguments: Sequence[str]) -> Iterator[str]:
     for word in arguments:
         file = root / word.rpartition("=")[2]
         if file.suffix == ".toml" and file.is_file():
-            said += file.read_text(encoding="utf-8", errors="replace").splitlines()
+            yield from file.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _said(root: Path, arguments: Sequence[str]) -> list[str]:
+    pairs = (f"{option} {value}" for option, value in pairwise(arguments) if option.startswith("-"))
+    return [*arguments, *pairs, *_toml_lines(root, arguments)]
+
+
+def _named_secrets(root: Path, said: Sequence[str]) -> Iterator[Path]:
+    """Files that the environment, the command or a TOML file that the command names calls secrets."""
+    yield from (Path(os.environ[name]).resolve() for name in SECRET_VARIABLES if name in os.environ)
     for line in said:
         if (match := NAMES_SECRET.search(line.split(" #")[0].rstrip())) and "\0" not in match[1]:
             yield (root / match[1].strip()).resolve()

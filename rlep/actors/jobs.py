@@ -47,12 +47,13 @@ def submit_job(
 
     Ctrl-C ends following the job, not the job: the status is 130 then, and 3 where the cluster does not answer any more.
 
-    The job works in a copy of ``working_dir`` without what git ignores and what ``job_files`` keeps here, which is told to
-    ``note`` first.
+    The job works in a copy of what git tracks of ``working_dir`` and the command names; what ``job_files`` keeps here is told
+    to ``note`` first.
     The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
 
     Raises:
-        ConfigError: no arguments, no directory ``working_dir``, no dashboard address, or a larger directory than a job takes.
+        ConfigError: no arguments, no directory ``working_dir`` or one without git, no dashboard address, or more files than a
+            job takes.
         PlacementError: the cluster refuses the token, or there is none.
         DeadlineExceeded: no dashboard answers in time.
         DeadlineExceeded: no job agent took the job within a minute (a cluster that has just started has none yet).

@@ -21,6 +21,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "train.jsonl").write_text(json.dumps({"problem": "1 + 1?", "answer": "2"}) + "\n")
     run = '[run]\ndirectory = "/shared/run"\n'
     (tmp_path / "own.toml").write_text(f'{run}[model]\npath = "model"\n[data]\ntrain = "train.jsonl"\n')
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     return tmp_path
 
 
@@ -93,7 +94,6 @@ def test_a_teacher_is_a_path_or_a_name_as_the_model_is(project: Path) -> None:
 
 
 def test_a_path_that_git_ignores_is_refused_because_the_job_would_not_have_it(project: Path) -> None:
-    subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / ".gitignore").write_text("/model/\n")
     words = ["train", "own.toml"]
     assert submitted(project, *words) == (

@@ -1,5 +1,6 @@
-"""Files that a job takes along, as Ray packs them: never a secret, nor what a link outside leads to."""
+"""Files that a job takes along, as Ray packs them: what git tracks, never a secret, nor what a link outside leads to."""
 
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from zipfile import ZipFile
@@ -7,7 +8,9 @@ from zipfile import ZipFile
 import pytest
 from ray._private.runtime_env.packaging import create_package
 
-from rlep.actors.job_files import ENVIRONMENT, HIDDEN, LINK, LOOKS, TOKEN, excludes, lines, withheld
+from rlep.actors.job_files import ENVIRONMENT, HIDDEN, LINK, LOOKS, TOKEN, UNTRACKED, excludes, lines
+from rlep.actors.job_files import withheld as all_withheld
+from rlep.core.errors import ConfigError
 
 SECRETS = [
     *("token.txt", "conf/hf_token", "tokens.toml", "reader.token", "wandb-token.txt", "prod.env", "api_key.txt"),
@@ -31,11 +34,20 @@ def tree(root: Path, names: Iterable[str]) -> Path:
     return root
 
 
+def withheld(root: Path, arguments: Iterable[str] = ()) -> dict[str, list[str]]:
+    """What stays of a project all of whose files git tracks, but git's own folder."""
+    subprocess.run(["git", "-C", str(root), "add", "--force", "--all"], check=True)
+    stays = all_withheld(root, list(arguments))
+    stays[HIDDEN].remove(".git")
+    return {why: paths for why, paths in stays.items() if paths}
+
+
 def packed(root: Path, *arguments: str) -> set[str]:
     """Files that Ray would upload with a command of these words."""
     package = root.parent / f"{root.name}.zip"
     package.unlink(missing_ok=True)  # Ray keeps one that is there
-    create_package(str(root), package, include_gitignore=True, excludes=excludes(withheld(root, arguments)))
+    stays = withheld(root, arguments)
+    create_package(str(root), package, include_gitignore=True, excludes=excludes({"git": [".git"]} | stays))
     with ZipFile(package) as archive:
         return {name for name in archive.namelist() if not name.endswith("/")}
 
@@ -43,7 +55,7 @@ def packed(root: Path, *arguments: str) -> set[str]:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """An empty working directory, beside which there is room."""
-    (tmp_path / "project").mkdir()
+    subprocess.run(["git", "init", "-q", str(tmp_path / "project")], check=True)
     return tmp_path / "project"
 
 
@@ -123,3 +135,28 @@ def test_words_that_cannot_be_paths_are_no_files(project: Path) -> None:
     tree(project, ["own.toml"])
     (project / "odd.toml").write_text(f'a = "{"x" * 5000}"\ntoken_file = "\\u0000"\ntoken_file = "{"x" * 5000}"\n')
     assert withheld(project, ["train", "odd.toml", "=", "a=", "/etc/passwd", ".", "--token-file", "\0"]) == {}
+
+
+def test_what_git_does_not_track_stays_here_whatever_its_name_unless_the_command_names_it(project: Path) -> None:
+    left = ["gcp-key.json", "private_key", "service_account.json", "notes/diary.md", "x.md"]
+    tree(project, ["rewards.py", "data/a.jsonl"])
+    subprocess.run(["git", "-C", str(project), "add", "--all"], check=True)
+    tree(project, [*left, "mine.toml", "own/model/config.json", "own/model/token.txt", "b.jsonl", "data/c.jsonl"])
+    (project / "mine.toml").write_text("[model]\npath = 'own/model'\n[data]\ntrain = \"../project/data/c.jsonl\"\n")
+    words = ["train", "mine.toml", "--set", "data.evaluation=b.jsonl", "."]
+    stays = all_withheld(project, words)
+    assert stays == {
+        UNTRACKED: ["gcp-key.json", "notes", "private_key", "service_account.json", "x.md"],
+        HIDDEN: [".git"],
+        LOOKS: ["own/model/token.txt"],
+    }
+    assert (
+        "left out because git does not track them, and the command does not name them: gcp-key.json" in lines(stays)[1]
+    )
+    assert lines(stays)[1].endswith("`git add` what the job needs")
+
+
+def test_a_directory_without_git_is_refused(tmp_path: Path) -> None:
+    tree(tmp_path, ["train.toml"])
+    with pytest.raises(ConfigError, match=r"git does not say which files of .* `git init`"):
+        all_withheld(tmp_path, ["train", "train.toml"])
