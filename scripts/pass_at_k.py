@@ -1,6 +1,6 @@
-"""Draw docs/images/pass-at-k.png from the figures of a study.
+"""Draw docs/images/pass-at-k.png and coverage.png from the figures of two studies and of their base.
 
-cd studies/results && uv run --with matplotlib ../../scripts/pass_at_k.py countdown-4-tuned.json countdown-4-base.json
+cd studies/results && uv run --with matplotlib ../../scripts/pass_at_k.py countdown-4-{tuned,pool,base}.json
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-TARGET = Path(__file__).parents[1] / "docs" / "images" / "pass-at-k.png"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 KS = [1, 2, 4, 8, 16, 32, 64]
 ARMS = {
     "no replay": ("no replay", "#6b7280", "-"),
@@ -32,6 +32,12 @@ PLACES = {
     "four live": (5.0, 28.0),
 }
 """Where an arm's name is written in the second picture, in per cent."""
+COVERAGE = {
+    "no replay": ("no replay", "#6b7280"),
+    "sixteen fresh responses": ("twice the fresh samples", "#1f6fb2"),
+    "four live": ("replay of own successes", "#c2410c"),
+}
+"""Arm of the picture with four lines → label and colour."""
 
 
 def draw(study: dict[str, Any], base: dict[str, Any]) -> None:
@@ -61,8 +67,29 @@ def draw(study: dict[str, Any], base: dict[str, Any]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, lw=0.6)
     figure.tight_layout()
-    figure.savefig(TARGET)
+    figure.savefig(IMAGES / "pass-at-k.png")
+
+
+def draw_coverage(study: dict[str, Any], base: dict[str, Any]) -> None:
+    """Draw pass@k over k of three arms and the base."""
+    found = {arm["name"]: [*arm["seeds"].values()] for arm in study["arms"]}
+    figure, axes = plt.subplots(figsize=(7, 3.6), dpi=150)
+    start = [100 * base["rows"][-1]["pass"][str(k)] for k in KS]
+    axes.plot(KS, start, color="#111", ls=":", lw=1.4, label="untrained")
+    for name, (label, colour) in COVERAGE.items():
+        curve = np.mean([[100 * row["pass_at"][str(k)] for k in KS] for row in found[name]], axis=0)
+        axes.plot(KS, curve, color=colour, lw=2.0, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(KS, [str(k) for k in KS])
+    axes.set(xlabel="k: tries at a question", ylabel="solved in k tries, %", ylim=(0, 70))
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.6)
+    figure.tight_layout()
+    figure.savefig(IMAGES / "coverage.png")
 
 
 if __name__ == "__main__":
-    draw(*(json.loads(Path(name).read_text()) for name in sys.argv[1:3]))
+    tuned, pool, base = (json.loads(Path(name).read_text()) for name in sys.argv[1:4])
+    draw(tuned, base)
+    draw_coverage(pool, base)

@@ -26,6 +26,8 @@ from tests.services.hub.test_hub_data import shard
 
 QUICKSTART = Path(__file__).parents[3] / "rlep" / "quickstart" / "model"
 TINY = "models/org/tiny"
+SHORT = ("data.max_prompt_tokens=64", "rollout.max_tokens=64", "reward.overlong_buffer=0")
+"""Lengths that the tiny model has room for."""
 FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": b"w" * 100_000}
 DOWNLOAD = """
 import sys
@@ -60,7 +62,7 @@ def test_a_plan_for_names_that_stand_for_nothing_ends_with_the_sentence_of_a_che
 ) -> None:
     hub.push(TINY, {file.name: file.read_bytes() for file in QUICKSTART.iterdir() if file.is_file()})
     hub.push("datasets/org/sums", {"default/train/0000.parquet": shard(("2 + 2?", "4"))}, branch=CONVERSION)
-    words = ["model.path=org/tiny", "data.train=hf:org/gone:train", "loss.kl_coef=0.1"]
+    words = ["model.path=org/tiny", "data.train=hf:org/gone:train", "loss.kl_coef=0.1", *SHORT]
     words = [given for given in words if given.partition("=")[0] != word.partition("=")[0]] + [word]
     refused = plan(*words)
     assert (refused.exit_code, refused.stdout) == (2, "")
@@ -83,7 +85,7 @@ def test_a_plan_without_network_says_what_it_could_not_ask_and_plans_the_rest(
 def test_a_wrong_variable_of_a_template_is_said_of_the_id_that_the_user_wrote(hub: Hub) -> None:
     hub.push(TINY, {file.name: file.read_bytes() for file in QUICKSTART.iterdir() if file.is_file()})
     Path("q.jsonl").write_text('{"question": "2 + 2?", "answer": "4"}\n')
-    words = ["model.path=org/tiny", "data.train=q.jsonl", "model.template={thinking = true}"]
+    words = ["model.path=org/tiny", "data.train=q.jsonl", "model.template={thinking = true}", *SHORT]
     refused = plan(*words)
     assert refused.exit_code == 2, refused.output
     assert "model.template.thinking: org/tiny: the chat template reads no variable of this name" in refused.stderr

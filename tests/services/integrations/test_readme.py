@@ -7,30 +7,34 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlep import PoolClient
 from tests.contract.test_documents import ROOT
-from tests.services.integrations.trl_scene import MODEL, fill, own_environment, questions, solutions
+from tests.services.integrations.trl_scene import MODEL, own_environment, questions
 
 STATEMENTS = r"^```python\n(.*?)^```"
 HERE = {
     '"Qwen/Qwen2.5-0.5B-Instruct"': "MODEL",
-    'load_dataset("trl-lib/DeepMath-103K", split="train")': 'load_dataset("json", data_files="asked.jsonl", split="train")',
-    '"127.0.0.1:7171", pool="math"': "ADDRESS, pool=POOL",
+    'load_dataset("trl-lib/DeepMath-103K", split="train[:64]")': 'load_dataset("json", data_files="asked.jsonl", split="train[:64]")',
     "GRPOTrainer(\n": "GRPOTrainer(args=SETTINGS, processing_class=TOKENIZER,\n",
 }
-"""The README's model, data, pool and settings, and those of this machine."""
+"""The README's model, data, pool and settings, and those of this machine. The number of questions and of passes is the README's."""
 SCENE = """
 import sys
 sys.modules["vllm"] = None  # TRL would import it, which takes half a minute
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationMixin, PreTrainedTokenizerFast
+generated, generate = [], GenerationMixin.generate
+def counted(*args, **given):
+    rows = generate(*args, **given)
+    generated.append(len(rows))
+    return rows
+GenerationMixin.generate = counted
 from trl import GRPOConfig
-MODEL, ADDRESS, POOL = sys.argv[1:]
+MODEL = sys.argv[1]
 TOKENIZER = PreTrainedTokenizerFast.from_pretrained(MODEL, padding_side="left")
-SETTINGS = GRPOConfig("out", max_steps=2, per_device_train_batch_size=8, num_generations=8, max_completion_length=32,
-    report_to=[], bf16=False, logging_steps=1)
+SETTINGS = GRPOConfig("out", max_completion_length=32, report_to=[], bf16=False, logging_steps=64)
 """
 RESULT = """
-print("replayed", [line["replay/rows"] for line in trainer.state.log_history if "loss" in line])
+lines = [int(line["replay/rows"]) for line in trainer.state.log_history if "loss" in line]
+print("replayed", *lines, "of", 8 * trainer.state.global_step, "generated", sum(generated))
 """
 
 
@@ -39,12 +43,11 @@ def test_the_lines_for_trl_train_with_replays(served: str, tmp_path: Path) -> No
     for theirs, ours in HERE.items():
         assert lines.count(theirs) == 1, theirs
         lines = lines.replace(theirs, ours)
-    asked = questions(4)
+    asked = questions(64)
     asked.rename_column("answer", "solution").to_json(tmp_path / "asked.jsonl")
-    with PoolClient(served, pool="readme") as pool:
-        fill(pool, solutions(2))
+    (tmp_path / "address").write_text(f"{served}\n")
     done = subprocess.run(
-        [sys.executable, "-c", SCENE + lines + RESULT, MODEL, served, "readme"],
+        [sys.executable, "-c", SCENE + lines + RESULT, MODEL],
         cwd=tmp_path,
         env=own_environment() | {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -53,4 +56,9 @@ def test_the_lines_for_trl_train_with_replays(served: str, tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "replayed [2.0, 2.0]" in done.stdout
+    (counts,) = re.findall(r"^replayed (\d+) (\d+) (\d+) of (\d+) generated (\d+)$", done.stdout, re.M)
+    first, second, third, rows, generated = map(int, counts)
+    assert (first, rows) == (0, 3 * 64 * 8)  # a pass each: eight responses to each question
+    assert second > 0
+    assert third > 0
+    assert first + second + third == rows - generated
