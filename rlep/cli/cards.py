@@ -64,6 +64,7 @@ def pool_card(name: str, manifest: Manifest, stats: PoolStats) -> Card:
         (*TAGS, "rlep-pool"),
         facts,
         ("Put it into a pool of yours", f"rlep pool pull {name} --embedded runs/shared --name {manifest.pool}"),
+        {"configs": [{"config_name": "default", "data_files": "part-*.parquet"}]},  # manifest.json is no data
     )
 
 

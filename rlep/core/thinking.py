@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
-_NAMED = r"(?:seed:)?think(?:ing)?[>\]▷]"
-OPENS, CLOSES = rf"[<\[◁]{_NAMED}", rf"[<\[◁]/{_NAMED}"
+_NAMED = r"(?:(?:seed:|longcat_)?think(?:ing)?|thought|reasoning)[>\]▷]"
+OPENS, CLOSES = rf"(?:[<\[◁]{_NAMED}|<\|START_THINKING\|>)", rf"(?:[<\[◁]/{_NAMED}|<\|END_THINKING\|>)"
 """Patterns of the two marks."""
-MARK = re.compile(rf"[<\[◁](/?){_NAMED}", re.IGNORECASE)
-"""``<think>`` (Qwen3, DeepSeek-R1, Phi-4), ``[THINK]`` (Magistral), ``<seed:think>`` (Seed-OSS), ``◁think▷`` (Kimi) or
-``<thinking>``; group 1 is the slash."""
+MARK = re.compile(
+    rf"(?:[<\[◁](?=/?{_NAMED})|<\|(?=(?:START|END)_THINKING\|>))(/|END)?\w*(?::\w+)?(?:[>\]▷]|\|>)", re.IGNORECASE
+)
+"""``<think>`` (Qwen3, DeepSeek-R1, Phi-4), ``[THINK]`` (Magistral), ``<seed:think>`` (Seed-OSS), ``◁think▷`` (Kimi),
+``<thinking>``, ``<longcat_think>``, ``<thought>``, ``<reasoning>`` or ``<|START_THINKING|>`` (Command A); group 1 marks the
+end of a block."""
 
 
 def opened(prompt: str, question: str = "") -> str:

@@ -21,7 +21,9 @@ _ANSWER_LINE = re.compile(
     r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}[:\uff1a](.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
-_THINK_ENDS = ("hink", "HINK")
+_THINK_ENDS = ("hink", "HINK", "hought", "easoning", "HOUGHT", "EASONING", "<|channel|>")
+_CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"
+"""Marks of gpt-oss: its analysis and its comments have channels of their own."""
 _BETWEEN = re.compile(
     r"(?:[\s$]|\\[,;:! ]|\\[()\[\]])*(?:(?:[,;&]|\\(?:text|mathrm|mbox)\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b"
     r"|\\q?quad(?![a-zA-Z])|\(?\b(?:[a-h]|i{1,3}|iv|[1-9])[).])(?:[\s$]|\\[,;:! ]|\\[()\[\]])*)+"
@@ -32,11 +34,13 @@ _WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
 _SENTENCE_END = re.compile(r"[.?!](?=\s)|\n\s*\n")
 _DOLLARS = re.compile(r"(?<!\\)\$([^$]*[^$\\]|)\$(?!\d)")
 _FINAL_NUMBER = re.compile(
-    r"(?<![\w.,/^+-])(?<!\d[ :])(?<!\d: )(?<!\d : )(?<![+×*÷-] )([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z"
+    r"(?<![\w.,/^+-])(?<!\d[ :])(?<!\d: )(?<!\d : )(?<![+×*÷-] )([+-]?(?:\d[\d,]*(?:\.\d+)?|\.\d+))[\s.$*]*\Z"
 )
 """Not a part of another, as of ``10-15``, ``3:4``, ``12 345`` and ``- 5``."""
 _PLAIN = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-") | dict.fromkeys("\u00a0\u2009\u202f", " "))
 _LAST_OF_WRAPPED = frozenset(".$)]*`")
+_ESCAPED_TWICE = re.compile(r"(?:[^\\]|\\\\(?=[a-zA-Z]{2}|[{}%$,;:!()\[\]]))*")
+"""LaTeX each of whose backslashes was escaped once more, as in JSON that was written twice: no row ends in it."""
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 
 
@@ -64,9 +68,13 @@ def answer_of(text: str, *, truncated: bool, profile: Profile = "math") -> str |
 
 
 def after_thinking(text: str) -> str | None:
-    """Return the text after the last ``</think>``; None where a block was opened and not closed."""
+    """Return the text after the last ``</think>``, or of the last final channel; None where thinking has not ended."""
     if (">" not in text and "]" not in text and "▷" not in text) or not any(end in text for end in _THINK_ENDS):
         return text
+    if _CHANNEL in text:
+        if text.rfind(_CHANNEL) != (final := text.rfind(_FINAL)):
+            return None
+        text = text[final + len(_FINAL) :]
     after, opened = 0, False
     for mark in MARK.finditer(text):
         opened = not mark.group(1)
@@ -158,8 +166,10 @@ def _answer_line(text: str, truncated: bool) -> str | None:
 
 
 def clean(answer: str) -> str:
-    """Trim white space, math and markdown delimiters around the whole answer, and a trailing period."""
+    """Trim white space, math and markdown delimiters around the whole answer, and a trailing period; undo a second escaping."""
     answer = _stripped(answer)
+    if "\\\\" in answer and _ESCAPED_TWICE.fullmatch(answer):
+        answer = answer.replace("\\\\", "\\")
     changed = answer[-1:] in _LAST_OF_WRAPPED and len(answer) <= MAX_ANSWER_CHARS
     while changed and answer:
         changed = False
@@ -176,11 +186,9 @@ def clean(answer: str) -> str:
 
 
 def _stripped(answer: str) -> str:
-    """Without white space around it, nor the backslash that is left of a control space (``\\ ``) at the end."""
+    """Without white space around it, nor the backslashes of a control space (``\\ ``) or a line break at the end."""
     answer = answer.strip()
-    if answer.endswith("\\") and not answer.endswith("\\\\"):
-        return answer[:-1].rstrip()
-    return answer
+    return answer.rstrip("\\").rstrip() if answer.endswith("\\") else answer
 
 
 def _is_short(between: str) -> bool:

@@ -12,6 +12,8 @@ MAX_DIGITS = 4000
 """Longer digit strings are left to the full path, which refuses them; CPython itself stops at 4,300."""
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_WORD = re.compile(r"0\d{3,}", re.ASCII)
+"""Digits that are a word, as of a code or a binary number: the zeros in front count."""
 _GROUPED = re.compile(r"([+-]?)(\d{1,3}(?:(?:,|\{,\}|\\,|\\!|\\ |[ \u00a0\u2009\u202f])\d{3})+)(\.\d+)?", re.ASCII)
 _SEPARATORS = re.compile(r"\{,\}|\\[,! ]|[, \u00a0\u2009\u202f]")
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+)", re.ASCII)
@@ -51,6 +53,8 @@ def decide(reference: str, answer: str) -> Literal["correct", "wrong"] | None:
     """
     if reference == answer:
         return "correct"
+    if _WORD.fullmatch(reference) and _INTEGER.fullmatch(answer):
+        return "wrong"
     left = rational_of(reference)
     if left is None:
         return None

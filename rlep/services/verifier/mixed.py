@@ -9,6 +9,9 @@ from rlep.services.verifier.words import TEXT
 _PIECE = re.compile(r"(?P<word>[^\W\d_]+)|(?P<number>\d+(?:[.:]\d+)*)|(?P<mark>[()\[\]/→?!-])|(?P<skip>[\s,;:&'.]+)")
 _TOGETHER = re.compile(r"[^\W\d_]\s*\d|\d\s*[^\W\d_]")
 _BEHIND_WORD = re.compile(r"(?<![^\W\d_])(?!(?:and|or)\b)(?:[^\W\d_]{2,}\s*|[^\W\d_])\d")
+_BEFORE_NUMBER = re.compile(r"\\(?:text|mathrm|mbox|textrm|textbf)\s*\{\s*(?!(?:and|or)\b)[^\W\d_][^{}\\]*\}\s*\d")
+_LABELS = re.compile(r"(?:^|[\s,;])\((?:[a-h]|i{1,3}|iv)\).*[\s,;]\((?:[a-h]|i{1,3}|iv)\)")
+"""Two labels of parts, as ``(a) 3, (b) 5``."""
 _FOLDED = 3
 """Shorter words keep their case, as ``CO`` in ``CO2``, and so does a word that touches a number."""
 
@@ -22,9 +25,11 @@ def same_mixed(gold: str, target: str) -> bool | None:
 
 
 def _is_text(latex: str) -> bool:
-    """Tell whether letters and digits stand together in ``\\text``, or a number behind a word: no product is written so."""
+    """Tell whether it is no product: letters and digits together in ``\\text``, a number behind a word, labels of parts."""
     bare = TEXT.sub(r" \1 ", latex)
-    return any(_TOGETHER.search(found[1]) for found in TEXT.finditer(latex)) or bool(_BEHIND_WORD.search(bare))
+    if any(_TOGETHER.search(found[1]) for found in TEXT.finditer(latex)) or _BEFORE_NUMBER.search(latex):
+        return True
+    return bool(_BEHIND_WORD.search(bare) or _LABELS.search(bare))
 
 
 def _pieces(latex: str) -> list[str] | None:

@@ -16,7 +16,7 @@ SYMBOLS = {
     "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "°": "^\\circ ", "º": "^\\circ ", "∣": "|", "⟨": "(", "⟩": ")", "′": "'",
     "“": '"', "”": '"', "‘": "'", "’": "'", "∫": "\\int ", "∑": "\\sum ", "∏": "\\prod ", "⌊": "\\lfloor ", "⌋": "\\rfloor ",
     "⌈": "\\lceil ", "⌉": "\\rceil ", "∨": "\\vee ", "∧": "\\wedge ", "…": "\\ldots ", "¢": "\\text{ cents}",
-    "、": ",",
+    "、": ",", "،": ",", "٬": ",", "٫": ".", "µ": "\\mu ",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(SYMBOLS)
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣ"
@@ -26,9 +26,13 @@ _LOWERED_TO_PLAIN = str.maketrans(_LOWERED, "0123456789+-()nx")
 _RAISED_RUN = re.compile(f"[{_RAISED}]+")
 _LOWERED_RUN = re.compile(f"[{_LOWERED}]+")
 _ROOT = re.compile(r"([√∛∜])\s*(\((?:[^()]|\([^()]*\))*\)|\{[^{}]*\}|\d+(?:\.\d+)?|[a-zA-Z]|\\[a-zA-Z]+)")
+_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Marks that change the direction in which a text is shown."""
 _ROOT_DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
 
 _ROW = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?")
+_CARRIAGE = re.compile(r"\\cr(?![a-zA-Z])")
+"""Plain TeX's end of a row."""
 _ROW_MARK = "\ue000"
 """Stands for ``\\\\`` meanwhile: with a space behind, its second half would read as ``\\ ``."""
 
@@ -56,6 +60,10 @@ _COMMANDS = (
     (re.compile(r"\\(?:geqslant|geqq|geq)(?![a-zA-Z])"), r"\\ge "),
     (re.compile(r"\\(?:leqslant|leqq|leq)(?![a-zA-Z])"), r"\\le "),
     (re.compile(r"\\neq(?![a-zA-Z])|\\not\s*=|!="), r"\\ne "),
+    (re.compile(r"\\not\s*(?:(<|\\lt(?![a-zA-Z]))|(>|\\gt(?![a-zA-Z]))|(\\le(?![a-zA-Z]))|\\ge(?![a-zA-Z]))"),
+     lambda match: ("\\ge ", "\\le ", "> ", "< ")[3 if match.lastindex is None else match.lastindex - 1]),
+    (re.compile(r"\\text\{\s*\$([^${}]*)\$\s*\}"), r"\1"),
+    (re.compile(r"\\begin\{array\}\{[lcr]\}([^&\ue000]*?)\\end\{array\}"), r"\1"),
     (re.compile(r"\\dots[bcmio]?(?![a-zA-Z])"), r"\\ldots "),
     (re.compile(r"\\(?:text|mathrm|mbox)\{\s*,\s*\}"), ","),
     (re.compile(r"\\(?:text|mathrm|mbox)\{\s*\^\\circ\s*([CF]?)\s*\}"), r"^\\circ \1"),
@@ -111,7 +119,11 @@ _PLAIN_NAME = re.compile(
 _PERCENT = re.compile(r"(?<=[\d}$])\s*\$?\s*(?:percent(?:age)?|per cent|pct)(?![a-zA-Z])")
 _WORDS_IN_TEXT = re.compile(r"(\\(?:text[a-z]*|mathrm|mbox|operatorname|begin|end)\s*\{[^{}]*\})")
 _NAME = rf"{_TEXT}\{{([^{{}}]*)\}}"
-_UNITS = (  # \frac{\text{m}}{\text{s}}, \text{m}/\text{s}, \mathrm{m s^{-2}}, \mathrm{cm^2} as \text{m/s}, ..., \text{cm}^{2}
+_UNITS = (  # \\mu\\text{m} and \\text{\\mu m} as \\text{um}, \\mathrm{J\\cdot s} as \\text{J s},
+    (re.compile(rf"(?<=[\d}}])\s*\\mu\s*(?:{_TEXT}\{{\s*)?(mol|[mgsLlAFVWCHT])\s*\}}?\s*\Z"), r"\\text{ u\1}"),
+    (re.compile(rf"{_TEXT}\{{\s*\\mu\s*"), r"\\text{u"),
+    (re.compile(rf"({_TEXT}\{{[a-zA-Z ]*?[a-zA-Z])\s*\\cdot\s*(?=[a-zA-Z]+[\s}}])"), r"\1 "),
+    # \frac{\text{m}}{\text{s}}, \text{m}/\text{s}, \mathrm{m s^{-2}}, \mathrm{cm^2} as \text{m/s}, ..., \text{cm}^{2}
     (re.compile(rf"\\frac\s*\{{\s*{_NAME}\s*\}}\s*\{{\s*{_NAME}([^{{}}]*)\}}"), r"\\text{\1/\2}\3"),
     (re.compile(rf"({_TEXT}\{{[^{{}}]*)\}}\s*/\s*{_TEXT}\{{\s*([^{{}}]*\}})"), r"\1/\2"),
     (re.compile(rf"({_TEXT}\{{\s*[a-zA-Z]+)(?:\s+|\s*\\cdot\s*)([a-zA-Z]+)\s*\^\s*\{{-1\}}\s*\}}"), r"\1/\2}"),
@@ -158,6 +170,8 @@ def to_latex(text: str) -> str:
         text = _PERCENT.sub("\\\\%", text)
     if _PLAIN_NAME.search(text):
         text = _with_plain_names(text)
+    if "\\cr" in text:
+        text = _CARRIAGE.sub(r"\\\\", text)
     if any(mark in text for mark in "\\~/{"):
         text = _ROW.sub(_ROW_MARK, text)
         for pattern, replacement in _COMMANDS:
@@ -246,7 +260,7 @@ def _half_open(text: str) -> str:
 
 
 def _from_unicode(text: str) -> str:
-    text = _ROOT.sub(_root, text)
+    text = _ROOT.sub(_root, text.rstrip("。． "))
     text = _ROOT.sub(_root, text)  # a root of a root
     text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED_TO_PLAIN) + "}", text)
     text = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED_TO_PLAIN) + "}", text)
@@ -266,6 +280,8 @@ def _spelled(character: str) -> str:
         return character
     if unicodedata.category(character) == "Nd":
         return str(unicodedata.digit(character))
+    if character in _DIRECTIONS:
+        return character  # no grammar reads it: what is shown is another text
     if unicodedata.category(character) in ("Cf", "Cc"):
         return ""
     if unicodedata.category(character) == "Zs":

@@ -6,19 +6,28 @@ import re
 from dataclasses import dataclass
 
 _UNIT_NAMES = {
-    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inch inche", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram gm gramme",
-    "kg": "kilogram", "lb": "pound", "oz": "ounce", "ml": "milliliter millilitre", "l": "liter litre", "gal": "gallon",
-    "ms": "millisecond", "s": "second sec", "min": "minute", "h": "hour hr", "day": "", "week": "", "month": "",
-    "year": "yr", "deg": "degree", "rad": "radian", "dollar": "usd buck", "cent": "", "euro": "eur", "mph": "",
+    "mm": "millimeter millimetre", "cm": "centimeter centimetre 厘米", "m": "meter metre 米",
+    "km": "kilometer kilometre 千米 公里",
+    "in": "inch inche", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram gm gramme 克",
+    "kg": "kilogram 千克 公斤", "lb": "pound", "oz": "ounce", "ml": "milliliter millilitre", "l": "liter litre", "gal": "gallon",
+    "ms": "millisecond", "s": "second sec 秒", "min": "minute 分钟", "h": "hour hr 小时", "day": "天", "week": "", "month": "",
+    "year": "yr 年", "deg": "degree", "rad": "radian", "dollar": "usd buck", "cent": "", "euro": "eur", "mph": "",
     "km/h": "kph kmh kmph", "m/s": "", "hz": "hertz", "n": "newton", "j": "joule", "w": "watt", "kw": "kilowatt",
-    "v": "volt", "a": "ampere amp", "mol": "mole", "k": "kelvin", "unit": "", "acre": "", "hectare": "",
+    "v": "volt", "a": "ampere amp", "mol": "mole", "k": "kelvin", "unit": "", "yuan": "元", "acre": "", "hectare": "",
 }  # fmt: skip
 _BY_CASE = {"S": "siemens", "H": "henry", "G": "gauss", "M": "molar"} | {
     f"M{unit}": f"M{unit}" for unit in ("W", "J", "V", "N", "g", "m", "s", "Hz", "Pa", "eV")
 }
 """Symbols of units that are others in lower case."""
 _CANONICAL = {name: unit for unit, names in _UNIT_NAMES.items() for name in (unit, *names.split())}
+_ANY_CASE = re.compile("K[MmGgWw]|C[Mm]|F[Tt]|L[Bb]|I[Nn]|Y[Dd]|O[Zz]|H[Rr]")
+"""Two letters that are one unit, however they are written."""
+_PREFIXED = re.compile(r"(?:da|[pnumcdhk])?(?:Hz|Pa|eV|Wb|Wh|Ah|[LNJWVAKF])")
+"""A symbol of a unit in its own case, with no prefix or one below a million: no other unit has its letters."""
+_DIGITAL = re.compile(r"[kKMGTPE]i?[bB](?:ps)?")
+"""Amounts of bits (``b``) and bytes (``B``)."""
+_CAPITAL = re.compile(r"Cal|[MGTP](?:mol|cal|bar|bit|ohm)s?")
+"""Symbols that look like a word with a capital."""
 _PLAIN_LETTERS = "mshgl"
 """Single letters that count as a unit without ``\\text``, and only after a plain number and a space."""
 _OTHER_WORDS = """
@@ -28,7 +37,9 @@ _OTHER_WORDS = """
     true false none null nan undefined correct incorrect right wrong guess infinity zero one two three four five six
     seven eight nine ten tenth hundredth thousandth millionth halve fourth fifth sixth seventh eighth ninth twelfth lakh
     crore gross score repeating recurring permille reciprocal inverse negated negative too much many few
-    halved doubled tripled quadrupled cut reduced increased decreased
+    conjugate conj transpose transposed dagger complement k thousands
+    halved doubled tripled quadrupled cut reduced increased decreased double triple twice imaginary binary octal
+    hex hexadecimal decimal sign nope fail mille mio mrd mia mn bln mln tsd bps up down off modulo over under bc bce
 """
 _NOT_UNITS = frozenset(_OTHER_WORDS.split())
 _DENIAL = re.compile(r"(?!speed|seed|feed|breed|shed|bed|weed|reed|sled)\w{2,}ed|\w+(?:ible|eous|ious|less)|extraneous")
@@ -42,7 +53,9 @@ _NO_UNIT = re.compile(
 _TEXT = r"\\(?:text|mathrm|mbox|textrm|textbf|textit|rm|operatorname|hbox)\s*"
 _RAISED = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
 _TEXT_UNIT = re.compile(rf"(.*\S)\s*{_TEXT}\{{\s*([^{{}}]{{1,40}}?)\s*\}}{_RAISED}\s*", re.DOTALL)
-_BARE_UNIT = re.compile(rf"(.*[\d)}}.])(\s*)([a-zA-Z][a-zA-Z./ ]{{0,30}}){_RAISED}\s*", re.DOTALL)
+_BARE_UNIT = re.compile(
+    rf"(.*[\d)}}.])(\s*)([a-zA-Z\u4e00-\u9fff][a-zA-Z\u4e00-\u9fff./ ]{{0,30}}){_RAISED}\s*", re.DOTALL
+)
 _DEGREE_UNIT = re.compile(rf"(.*\S)\s*\^\s*\{{?\s*\\circ\s*\}}?\s*(?:{_TEXT}\{{\s*)?([CFcf]?)\s*\}}?\s*", re.DOTALL)
 _MONEY = re.compile(r"(-?)\s*(?:\\?\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£])\s*(.*)", re.DOTALL)
 _MONEY_AFTER = re.compile(r"(.*\d)\s*(?:\\?\$|[€£])\s*", re.DOTALL)
@@ -155,7 +168,7 @@ def _bare_unit(latex: str) -> Quantity | None:
         return None
     body, space, name, power = match.groups()
     name = name.strip(" .")
-    if len(name) == 1 and not (space and name in _PLAIN_LETTERS):
+    if len(name) == 1 and name.isascii() and not (space and name in _PLAIN_LETTERS):
         return None
     unit = canonical_unit(name, power)
     known = unit is not None and unit.split("^")[0] in _UNIT_NAMES
@@ -168,8 +181,15 @@ def canonical_unit(name: str, power: str | None) -> str | None:
     """``centimetres`` as ``cm``, ``square feet`` as ``ft^2``, an unknown noun in the singular; None for other words."""
     if name.strip() in _BY_CASE:
         return _BY_CASE[name.strip()] + (f"^{power}" if power else "")
-    words = name.lower().replace("\\", " ").replace(".", " ").replace("-", " ").split()
-    if not words or len(words) > 4 or not all(re.fullmatch(r"[a-z/$]+", word) for word in words):
+    if name.strip() == "K":
+        return "k" + (f"^{power}" if power else "")
+    words = name.replace("\\", " ").replace(".", " ").replace("-", " ").split()
+    words = [re.sub("[A-Za-z]+", lambda found: _in_case(found[0]), word) for word in words]
+    if (
+        not words
+        or len(words) > 4
+        or not all(re.fullmatch(r"[A-Za-z/$]+", word) or word in _CANONICAL for word in words)
+    ):
         return None
     if any(_is_no_unit(word) for word in words) or _DENIAL.fullmatch(words[-1]):
         return None
@@ -182,8 +202,20 @@ def canonical_unit(name: str, power: str | None) -> str | None:
     return f"{unit}^{power}" if power else unit
 
 
+def _in_case(word: str) -> str:
+    """A word in lower case, or a symbol as it stands where its case tells units apart: ``mA`` and ``MA``, ``cal`` and ``Cal``."""
+    small = word.lower()
+    if _DIGITAL.fullmatch(word):
+        return word.replace("K", "k")
+    named = len(word) > 2 and (small in _CANONICAL or _singular(small) in _CANONICAL)
+    if named or len(word) > 4 or _ANY_CASE.fullmatch(word) or _PREFIXED.fullmatch(word):
+        return small
+    return small if len(word) > 2 and word.istitle() and not _CAPITAL.fullmatch(word) else word
+
+
 def _is_no_unit(word: str) -> bool:
     """Tell whether a word says something of a number; ``roots`` are counted, a ``root`` is taken."""
+    word = word.lower()
     return word in _NOT_UNITS or (_singular(word) in _NOT_UNITS and word != "roots") or bool(_NO_UNIT.fullmatch(word))
 
 

@@ -15,12 +15,12 @@ _EITHER = re.compile(r"(?<![a-zA-Z])or(?![a-zA-Z])")
 _RUN = re.compile(r"[A-H]{3,8}")
 _CHOICE_WORD = re.compile(r"\A(?:option|choice|answer)s?\s*:?\s*(?=\(?[A-Za-z]\b)", re.IGNORECASE)
 _WRITTEN_OUT = re.compile(
-    r"\s*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*(?:\(([A-H])\)|([A-H])\s*[.):])\s*(?:\}|([^{}]*)\})\s*[:.]?\s*(.*)"
-    r"|\(([A-H])\)\s+((?:[\d\\$.-]|\\text).*)|(?:\\text\{\s*)?([A-H])(?:\s*\})?\s*[.):]\s*((?:[\d$-]|\\(?:frac|sqrt|text)).*))",
+    r"\s*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*(?:\(([A-J])\)|([A-J])\s*[.):])\s*(?:\}|([^{}]*)\})\s*[:.]?\s*(.*)"
+    r"|\(([A-J])\)\s+((?:[\d\\$.-]|\\text).*)|(?:\\text\{\s*)?([A-J])(?:\s*\})?\s*[.):]\s*((?:[\d$-]|\\(?:frac|sqrt|text)).*))",
     re.DOTALL,
 )
 _PLAIN_CONTENT = re.compile(r"(?:[\d\s.,+\-/^{}$%]|\\(?:frac|sqrt|pi|cdot|circ|%|\$)(?![a-zA-Z])|\\text\{[^{}]*\})+")
-_OTHER_CHOICE = re.compile(r"(?<![a-zA-Z\\_^])[A-H](?![a-zA-Z_^\d])")
+_OTHER_CHOICE = re.compile(r"(?<![a-zA-Z\\_^])[A-HJ](?![a-zA-Z_^\d])")
 _CHOICES = re.compile(r"\s*[,;]\s*(?:and\s+|or\s+)?|\s+(?:and|or)\s+")
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{4}")
 _CLOCK = re.compile(r"\s*(\d{1,2}):(\d{2})\s*([apAP])\.?\s*[mM]\.?\s*")
@@ -114,9 +114,13 @@ MEANINGS = {
 
 
 def same_letters(one: str, other: str) -> bool:
-    """Tell whether both are nothing else than the same letters."""
-    bare = ["".join(TEXT.sub(r"\1", latex).split()) for latex in (one, other)]
-    return all(letters.isascii() and letters.isalpha() for letters in bare) and bare[0] == bare[1]
+    """Tell whether both are the same letters and indices and nothing else: ``\\text{H}_2\\text{O}`` and ``H_2O``."""
+    bare = [_INDEX.sub(r"_\1\2;", "".join(TEXT.sub(r"\1", latex).split())) for latex in (one, other)]
+    return bare[0] == bare[1] and _LETTERS.fullmatch(bare[0]) is not None
+
+
+_INDEX = re.compile(r"_(?:\{(\d{1,3})\}|(\d))")
+_LETTERS = re.compile(r"(?:[a-zA-Z]|_\d{1,3};|(?<=[a-zA-Z])-(?=[a-zA-Z])){2,}")
 
 
 def same_choices(gold: str, target: str) -> bool | None:
@@ -163,9 +167,9 @@ def choice_with_content(latex: str) -> tuple[str, str] | None:
 
 
 def choice_of(latex: str) -> str:
-    """The letter of an answer that is one choice from A to H; empty for anything else."""
+    """The letter of an answer that is one choice from A to J; empty for anything else."""
     letters = _choices_of(latex)
-    return letters[0] if letters is not None and len(letters) == 1 and letters[0] in "ABCDEFGH" else ""
+    return letters[0] if letters is not None and len(letters) == 1 and letters[0] in "ABCDEFGHIJ" else ""
 
 
 def _choices_of(latex: str) -> list[str] | None:

@@ -72,7 +72,7 @@ def test_the_card_says_what_the_pool_holds_and_how_to_get_it(writer: Hub, rlep: 
     rlep.run("push", "org/shared", "--public")
     assert SHARED not in writer.private
     card = writer.commits[SHARED][writer.branches[SHARED]["main"]]["README.md"].decode()
-    assert card.startswith('---\ntags: ["rlep", "reinforcement-learning", "experience-replay", "rlep-pool"]\n---\n')
+    assert card.startswith('---\ntags: ["rlep", "reinforcement-learning", "experience-replay", "rlep-pool"]\nconfigs: ')
     assert f"* 1 response to 1 question, digest `{digest}`\n" in card
     assert f"* tokenizer `{rlep.tokenizer.digest}`" in card
     assert "* written by `policy@1`: 1\n* graded by `math@0`: 1\n" in card

@@ -13,10 +13,10 @@ from tests.services.integrations.trl_scene import MODEL, own_environment, questi
 STATEMENTS = r"^```python\n(.*?)^```"
 HERE = {
     '"Qwen/Qwen2.5-0.5B-Instruct"': "MODEL",
-    'load_dataset("trl-lib/DeepMath-103K", split="train[:64]")': 'load_dataset("json", data_files="asked.jsonl", split="train[:64]")',
+    '"trl-lib/DeepMath-103K", ': '"json", data_files="asked.jsonl", ',
     "GRPOTrainer(\n": "GRPOTrainer(args=SETTINGS, processing_class=TOKENIZER,\n",
 }
-"""The README's model, data, pool and settings, and those of this machine. The number of questions and of passes is the README's."""
+"""The README's model, data, pool and settings, and those of this machine; questions and passes are as many as in the README."""
 SCENE = """
 import sys
 sys.modules["vllm"] = None  # TRL would import it, which takes half a minute

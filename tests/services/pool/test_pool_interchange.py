@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import load_dataset
 
 from rlep import PoolClient
+from rlep.cli.cards import pool_card
 from rlep.core.errors import DataError, PoolError, RecordRefused
 from rlep.core.files import sha256_of
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
-from rlep.services.pool.files import export_rows, parquet_shards
+from rlep.services.pool.files import parquet_shards
+from rlep.services.pool.files.parquet_shards import SCHEMA
 from rlep.services.pool.files.records import export_records, import_records
 from rlep.services.pool.storage.store import NewRecord
 from tests.services.conftest import MakeTrajectory, OpenClient, OpenPool
@@ -105,7 +110,55 @@ def test_other_programs_read_what_was_exported(
     row = pq.read_table(tmp_path / "part-00000.parquet").to_pylist()[0]
     assert row["content_id"] == one.content_id
     assert (row["tokens"], row["logprobs"], row["precision"]) == ([7, 8, 2], [-0.5] * 3, "float16")
-    assert (row["verifier"], row["extracted"], row["metadata"]) == ("math", "42", [("source", "test")])
+    assert (row["verifier"], row["extracted"], row["metadata"]) == ("math", "42", '{"source": "test"}')
+
+
+def test_hugging_face_datasets_load_an_export_and_what_a_push_uploads(
+    open_client: OpenClient, trajectory: MakeTrajectory, tmp_path: Path
+) -> None:
+    pool = open_client()
+    made = [trajectory("q0", [7, 8, 2]), replace(trajectory("q1", [3]), metadata={"k": 'ü "x"'}), *odd_ones(trajectory)]
+    pool.add(made)
+    manifest = export_records(pool, tmp_path / "out")
+    (tmp_path / "out" / "README.md").write_text(str(pool_card("org/pool", manifest, pool.stats())))
+    by_card = load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+    shards = str(tmp_path / "out" / "part-*.parquet")
+    by_file = load_dataset("parquet", data_files=shards, split="train", cache_dir=str(tmp_path / "cache"))
+    assert by_card.to_list() == by_file.to_list()
+    rows = {row["content_id"]: row for row in by_card}
+    assert len(rows) == len(made)
+    for one in made:
+        row = rows[one.content_id]
+        assert row["tokens"] == one.tokens.tolist()
+        assert one.metadata.items() <= json.loads(row["metadata"]).items()
+
+
+def test_an_export_of_manifest_version_1_comes_back_to_the_byte(
+    open_client: OpenClient, twin: PoolClient, trajectory: MakeTrajectory, tmp_path: Path
+) -> None:
+    """Its metadata is a map; with pins it is of rlep 0.1."""
+    pool = open_client("with-maps")
+    pool.add(odd_ones(trajectory))
+    for number, schema in enumerate((parquet_shards._MAPS, parquet_shards._WITH_PINS)):
+        directory = tmp_path / str(number)
+        export_records(pool, directory)
+        path = directory / "part-00000.parquet"
+        columns = {
+            name: values.combine_chunks() for name, values in zip(SCHEMA.names, pq.read_table(path), strict=True)
+        }
+        texts = [[*json.loads(text.as_py()).items()] for text in columns["metadata"]]
+        columns |= {
+            "metadata": pa.array(texts, schema.field("metadata").type),
+            "pinned": pa.array([False] * len(texts)),
+        }
+        table = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+        pq.write_table(table, path, compression="zstd", use_dictionary=False, store_schema=False)
+        manifest = json.loads((directory / "manifest.json").read_text())
+        manifest["shards"][0] |= {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        (directory / "manifest.json").write_text(json.dumps(manifest | {"version": 1}))
+        report = import_records(twin, directory)
+        assert (report.inserted, report.duplicates, report.refused.total()) == ((7, 0, 0), (0, 7, 0))[number]
+        assert contents(twin) == contents(pool)
 
 
 def test_wrong_answers_go_into_a_pool_of_wrong_answers_only(
@@ -225,15 +278,3 @@ def test_the_export_of_a_sealed_pool_leaves_a_pool_with_other_content_open(
     report = import_records(twin, tmp_path)
     assert (report.inserted, report.sealed, twin.stats().sealed) == (4, None, None)
     assert twin.add([trajectory("q9", [2])]).inserted == 1
-
-
-def test_an_export_with_a_column_of_pins_is_read(
-    ten_questions: PoolClient, twin: PoolClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As rlep 0.1 wrote them."""
-    monkeypatch.setattr(parquet_shards, "SCHEMA", parquet_shards._WITH_PINS)
-    monkeypatch.setattr(parquet_shards, "fields_of", lambda line: export_rows.fields_of(line) | {"pinned": True})
-    export_records(ten_questions, tmp_path)
-    monkeypatch.undo()
-    assert import_records(twin, tmp_path).inserted == 30
-    assert twin.digest() == ten_questions.digest()

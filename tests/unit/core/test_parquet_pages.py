@@ -100,7 +100,7 @@ def padded(number: bytes, length: int) -> bytes:
 def shard(path: Path) -> None:
     fields = {field.name: field.type for field in SCHEMA}
     row: dict[str, object] = {name: "" if kind == pa.string() else 0 for name, kind in fields.items()}
-    row |= {"metadata": [], "tokens": [], "logprobs": None}
+    row |= {"metadata": "{}", "tokens": [], "logprobs": None}
     row |= {name: False for name, kind in fields.items() if kind == pa.bool_()}
     one = pa.Table.from_pylist([row], schema=SCHEMA)
     kind = fields["tokens"]

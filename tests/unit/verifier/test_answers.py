@@ -178,3 +178,21 @@ def test_extraction_is_linear_in_the_text(unit: str) -> None:
 
 def test_deeply_nested_boxes_unwrap() -> None:
     assert last_box("\\boxed{" * 500 + "42" + "}" * 500) == "42"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"<thought>\boxed{3}</thought> so \boxed{4}", "4"),
+        (r"<thought>\boxed{3}", None),
+        (r"<reasoning>\boxed{3}</reasoning>", None),
+        (r"<longcat_think>\boxed{3}</longcat_think>\boxed{4}", "4"),
+        (r"<|START_THINKING|>\boxed{3}<|END_THINKING|>\boxed{4}", "4"),
+        (r"<|START_THINKING|>\boxed{3}", None),
+        (r"<|channel|>analysis<|message|>\boxed{3}<|end|><|channel|>final<|message|>\boxed{4}", "4"),
+        (r"<|channel|>analysis<|message|>\boxed{3}<|end|>", None),
+        (r"<|channel|>final<|message|>\boxed{4}<|channel|>commentary<|message|>\boxed{3}", None),
+    ],
+)
+def test_an_answer_in_thinking_of_any_family_does_not_count(text: str, answer: str | None) -> None:
+    assert answer_of(text, truncated=False) == answer

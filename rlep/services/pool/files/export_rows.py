@@ -80,6 +80,17 @@ def json_of(line: ExportRow) -> str:
     return json.dumps(fields, allow_nan=False, separators=(",", ":"))
 
 
+def _metadata(stored: str | Mapping[str, str]) -> Mapping[str, str]:
+    """Read a row's metadata: JSON text, or in exports of manifest version 1 a map."""
+    try:
+        found = json.loads(stored) if isinstance(stored, str) else stored
+    except (ValueError, RecursionError):
+        raise RecordRefused("its metadata is no JSON") from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise RecordRefused("its metadata is no JSON object of texts")
+    return found
+
+
 def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
     """The line of a row and its record; the shard's columns have given its fields their kinds.
 
@@ -88,7 +99,7 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
     if fields["precision"] not in ((None,) if fields["logprobs"] is None else get_args(Precision)):
         raise RecordRefused(f"precision {fields['precision']!r} does not fit the log-probs")
     numbered = Sampling(float(fields["temperature"]), float(fields["top_p"]), fields["top_k"], fields["max_tokens"])
-    also = from_metadata(fields["metadata"], numbered)
+    also = from_metadata(_metadata(fields["metadata"]), numbered)
     trajectory = Trajectory(
         prompt_id=fields["prompt_id"],
         tokens=fields["tokens"],

@@ -14,7 +14,9 @@ from rlep.core.errors import DataError
 from rlep.core.files import sha256_of, write_whole
 
 NAME = "manifest.json"
-FORMAT, VERSION, KIND = "rlep-pool", 1, "parquet"
+FORMAT, VERSION, KIND = "rlep-pool", 2, "parquet"
+READ = (1, 2)
+"""Versions that are read. In version 1 metadata is a map instead of JSON text."""
 MAX_MANIFEST = 16 << 20
 MAX_SHARD = 8 << 30
 """Bytes; a larger manifest or shard is refused unread."""
@@ -92,8 +94,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise DataError(f"{path} is not JSON: {error}") from None
     if not isinstance(tree, dict) or tree.pop("format", None) != FORMAT:
         raise DataError(f"{path} is no manifest of a pool's export")
-    if (version := tree.pop("version", None)) != VERSION:
-        raise DataError(f"{path} has version {version!r:.40}; this rlep reads version {VERSION}")
+    if (version := tree.pop("version", None)) not in READ:
+        raise DataError(f"{path} has version {version!r:.40}; this rlep reads versions {READ[0]} to {READ[-1]}")
     if (kind := tree.pop("kind", None)) != KIND:
         raise DataError(f"{path} lists shards of kind {kind!r:.40}; this rlep reads {KIND}: export the pool again")
     shards = tree.pop("shards", None)

@@ -6,6 +6,7 @@ that the sizes of a file's pages bound what reading it can take.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,17 @@ SCHEMA = pa.schema(
         *(pa.field(name, pa.float64(), nullable=False) for name in NUMBERS),
         *(pa.field(name, pa.bool_(), nullable=False) for name in FLAGS),
         *(pa.field(name, pa.string()) for name in OPTIONAL),
-        pa.field("metadata", pa.map_(pa.string(), pa.string()), nullable=False),
+        pa.field("metadata", pa.string(), nullable=False),
         pa.field("tokens", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
         pa.field("logprobs", pa.list_(pa.field("element", pa.float32(), nullable=False))),
     ]
 )
 
 
-_PINNED = SCHEMA.get_field_index("quarantined")
-_WITH_PINS = SCHEMA.insert(_PINNED, pa.field("pinned", pa.bool_(), nullable=False))
+_METADATA, _PINNED = SCHEMA.get_field_index("metadata"), SCHEMA.get_field_index("quarantined")
+_MAPS = SCHEMA.set(_METADATA, pa.field("metadata", pa.map_(pa.string(), pa.string()), nullable=False))
+"""Of exports of manifest version 1: metadata is a map, which Hugging Face ``datasets`` does not load. Now it is JSON text."""
+_WITH_PINS = _MAPS.insert(_PINNED, pa.field("pinned", pa.bool_(), nullable=False))
 """Of exports that rlep 0.1 wrote: the column of pins is not read."""
 
 
@@ -68,7 +71,7 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     """
     try:
         with pq.ParquetFile(path) as file:
-            if not any(file.schema_arrow.equals(known) for known in (SCHEMA, _WITH_PINS)):
+            if not any(file.schema_arrow.equals(known) for known in (SCHEMA, _MAPS, _WITH_PINS)):
                 raise DataError(f"{path}: other columns than those of a pool's export: {file.schema_arrow.names}")
             groups = check_pages(path, file.metadata, most=_LARGEST_GROUP)
             for index, columns in enumerate(groups):
@@ -97,7 +100,7 @@ def _table(group: Sequence[dict[str, Any]]) -> pa.Table:
 
 
 def _plain(value: Any) -> Any:
-    return list(value.items()) if isinstance(value, dict) else value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
 
 def _lists(values: Sequence[Any], kind: Any) -> Any:
@@ -112,7 +115,7 @@ def _lists(values: Sequence[Any], kind: Any) -> Any:
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    columns = {field.name: _values(table.column(field.name).combine_chunks(), field.type) for field in SCHEMA}
+    columns = {field.name: _values(table.column(field.name).combine_chunks(), field.type) for field in table.schema}
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))
 

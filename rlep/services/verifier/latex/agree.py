@@ -66,13 +66,16 @@ def differ_by_constant(gold: Node, target: Node) -> bool:
             size = max(1, abs(number(one_value)), abs(number(other)))
             return bool(abs(seen[-1] - seen[0]) <= MP.mpf("1e-40") * size)
 
-        if _agree(one, two, replace(names, closed=False), constant):
+        if _agree(one, two, replace(names, closed=False), constant, everywhere=True):
             return True
     return False
 
 
-def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
-    """Tell whether two expressions are equal at every point where both have a value; three such points are needed."""
+def _agree(gold: Node, target: Node, names: Names, equal: Equal, *, everywhere: bool = False) -> bool:
+    """Tell whether two expressions are equal at every point where both have a value; three such points are needed.
+
+    ``everywhere``: the answer needs a real value wherever the reference has one, as ``\\ln x`` has not where ``\\ln|x|`` has.
+    """
     if names.closed:
         point = replace(names.point, kind="complex")
         found = _compared(gold, target, point, equal)
@@ -89,7 +92,7 @@ def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
         one_sided += found is None and has_value(gold, point) and not has_value(target, point)
     if any(_compared(gold, target, point, equal) is False for point in special_points(gold, target, names.point)):
         return False
-    if len(seen) < _ENOUGH and one_sided >= _ENOUGH:
+    if one_sided >= _ENOUGH and (everywhere or len(seen) < _ENOUGH):
         return False  # the answer has no real value where the reference has one
     if len(seen) < _ENOUGH:
         tried = [(point, _compared(gold, target, point, equal)) for point in complex_points(names.point)]

@@ -42,6 +42,8 @@ def lex(latex: str) -> list[Token]:
             continue
         if kind == "command" and match["command"] in TEXT_COMMANDS:
             words, position = _argument(latex, position)
+            if words == "!":
+                raise Unreadable("an exclamation mark that is no factorial")
             tokens.append(Token("text", words))
         else:
             tokens.append(Token(kind, match.group()))
