@@ -275,9 +275,7 @@ def _message(item: object) -> Message:
 
 
 def _reference(value: object) -> str:
-    """The reference as text: numbers are written out, a list of one is unwrapped, also one in JSON; None and NaN are empty."""
-    if isinstance(value, str):
-        value = _listed(value)
+    """The reference as text: numbers are written out, a list of one is unwrapped; None and NaN are empty."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -287,17 +285,6 @@ def _reference(value: object) -> str:
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         return _digits(value)
     raise ValueError(f"the reference is {type(value).__name__}, expected one text or number")
-
-
-def _listed(text: str) -> object:
-    """The list of one text that is written as JSON (Skywork), else the text: a list of numbers may be the answer itself."""
-    if not text.lstrip().startswith("["):
-        return text
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return found if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str) else text
 
 
 def _digits(value: float | Decimal) -> str:

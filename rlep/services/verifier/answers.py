@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 from typing import Literal
@@ -208,6 +209,7 @@ def reference_fault(text: str) -> str:
 
 def reference_of(text: str) -> str:
     """The answer a reference states: the boxes of its last sentence that has one, else all of it."""
+    text = _listed(text)
     boxed = last_box(text)
     found = _closed_boxes(text) if boxed is not None else []
     while len(found) > 1 and not all(_is_short(text[one[1] : two[0]]) for one, two in pairwise(found)):
@@ -215,6 +217,17 @@ def reference_of(text: str) -> str:
     if len(found) > 1:
         boxed = ", ".join(_without_boxes(text[start:end]).strip() for start, end in found)
     return clean(_DOLLARS.sub(r"\1", text) if boxed is None else boxed)
+
+
+def _listed(text: str) -> str:
+    """Read JSON's list of one text, as Skywork has its references; a list of numbers may be the answer itself."""
+    if not text.lstrip().startswith("["):
+        return text
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return found[0] if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str) else text
 
 
 def is_too_large(reference: str, answer: str) -> bool:

@@ -49,7 +49,7 @@ def test_a_number_of_parquet_is_the_reference_as_its_type_spells_it(tmp_path: Pa
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        ('"[\\"18\\"]"', "18"),
+        ('"[\\"18\\"]"', '["18"]'),  # the verifier reads it, and a reward function gets it as it is
         ('["18"]', "18"),
         ('"[18]"', "[18]"),
         ('"[a, b)"', "[a, b)"),

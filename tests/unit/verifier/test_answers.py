@@ -196,3 +196,17 @@ def test_deeply_nested_boxes_unwrap() -> None:
 )
 def test_an_answer_in_thinking_of_any_family_does_not_count(text: str, answer: str | None) -> None:
     assert answer_of(text, truncated=False) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ('["18"]', "18"),
+        (' ["\\\\frac{1}{2}"]', "\\frac{1}{2}"),
+        ("[18]", "[18]"),
+        ('["1", "2"]', '["1", "2"]'),
+        ("[1,2)", "[1,2)"),
+    ],
+)
+def test_a_reference_that_is_a_list_of_one_text_in_json_is_that_text(text: str, stated: str) -> None:
+    assert reference_of(text) == stated
