@@ -42,7 +42,7 @@ ENVIRONMENT = "they are Python environments"
 UNTRACKED = "git does not track them, and the command does not name them"
 REMEDIES = {
     LINK: "the job needs an absolute path that its machines have",
-    UNTRACKED: "`git add` what the job needs",
+    UNTRACKED: "`git add` what the job needs (after `git init` where there is no repository; nothing has to be committed)",
     TOKEN: "the job needs the token on the cluster: let token_file be an absolute path that its machines have",
 }
 
@@ -86,18 +86,18 @@ def lines(reasons: dict[str, list[str]]) -> list[str]:
 
 
 def _tracked(root: Path) -> set[Path]:
-    """List the files that git tracks below ``root``, links resolved."""
+    """List the files that git tracks below ``root``, links resolved; none where there is no repository."""
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--recurse-submodules"]
+    plain = os.environ | {"LC_ALL": "C"}  # its messages untranslated
     try:
-        done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False, env=plain)
         said = os.fsdecode(done.stderr).strip().partition("\n")[0] if done.returncode else ""
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         said = str(error)
+    if "not a git repository" in said:
+        return set()
     if said:
-        raise ConfigError(
-            f"git does not say which files of {root} a job may take along ({said}): run `git init` there and `git add` what the "
-            "job needs; nothing has to be committed"
-        )
+        raise ConfigError(f"git does not say which files of {root} a job may take along: {said}")
     return {Path(os.path.realpath(root / os.fsdecode(name))) for name in done.stdout.split(b"\0") if name}
 
 

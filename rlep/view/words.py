@@ -145,7 +145,8 @@ def duration(seconds: float) -> str:
     """``7.8 µs``, ``9.4 ms``, ``0.42 s``, ``12.3 s``, ``4 min 5 s``, ``2 h 5 min``, ``3 d 4 h``."""
     for size, unit in ((1e-3, "µs"), (0.1, "ms")):
         if 0 < abs(seconds) < size:
-            return f"{seconds * {'µs': 1e6, 'ms': 1e3}[unit]:.2g} {unit}"
+            value = seconds * {"µs": 1e6, "ms": 1e3}[unit]
+            return f"{value:.0f} {unit}" if abs(value) >= 10 else f"{value:.2g} {unit}"
     if abs(seconds) < 60:
         return f"{_significant(seconds)} s"
     whole = round(seconds)

@@ -174,7 +174,7 @@ def test_pool_commands_show_what_was_collected(workflow: Workflow) -> None:
     covered = next(line["prompt_id"] for line in workflow.lines("collect", "collection") if line["admitted"])
     shown = rlep("pool", "show", covered, BASE, *options(workflow.overrides)).stdout
     assert "\\boxed{" in shown
-    assert "correct by math" in shown
+    assert "correct, graded by math" in shown
 
 
 def test_report_names_both_runs(workflow: Workflow) -> None:

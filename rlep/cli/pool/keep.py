@@ -184,9 +184,9 @@ def seal(
     """Close a pool for good, and print the digest that names its content."""
     from rlep.cli.pool.open import existing
 
-    if not yes:
-        typer.confirm(f"Nothing can be added to pool {config.pool.name} afterwards. Seal it?", abort=True, err=True)
     with existing(config) as pool:
+        if not yes:
+            typer.confirm(f"Nothing can be added to pool {pool.name} afterwards. Seal it?", abort=True, err=True)
         digest = pool.seal()
     typer.echo(json.dumps({"digest": digest}) if as_json else f"pool {pool.name} is sealed with digest {digest}")
 

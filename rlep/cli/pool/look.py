@@ -67,32 +67,48 @@ def stats(
             asked = [prompt_id for prompt_id, _ in question_rows(data, bars, wanted_of(config))]
             more |= {"questions_asked": len(asked), "questions_without": sum(one not in held for one in asked)}
         measured = measure(pool, questions=questions)
-    _print_stats(config.pool.name, more | {"measured": asdict(measured)}, counts, as_json)
+    _print_stats(pool.name, more | {"measured": asdict(measured)}, counts, as_json)
     if not as_json:
         _show_measured(measured)
 
 
 def _print_stats(name: str, more: Mapping[str, Any], stats: PoolStats, as_json: bool) -> None:
     from rlep.cli.tables import show_table
+    from rlep.core.plural import counted, sized
+    from rlep.core.types import ALL
 
     if as_json:
         typer.echo(json.dumps({"pool": name} | asdict(stats) | dict(more), indent=2))
         return
-    typer.echo(f"pool {name}: {stats.trajectories} trajectories, {stats.bytes / 1e6:.2f} MB of records")
+    typer.echo(f"pool {name}: {counted(stats.trajectories, 'response')}, {sized(stats.bytes)}")
     if "cap" in more:
-        limit = more["redis_limit_bytes"]
-        typer.echo(f"at most {more['cap']} a question; tokenizer {more['tokenizer_digest']}")
-        typer.echo(
-            f"Redis uses {more['redis_used_bytes'] / 1e6:.2f} MB" + (f" of {limit / 1e6:.2f} MB" if limit else "")
-        )
+        limit = "no limit of responses" if more["cap"] == ALL else f"at most {more['cap']} responses"
+        typer.echo(f"{limit} to a question; tokenizer {more['tokenizer_digest']}")
+        bound = f" of {sized(more['redis_limit_bytes'])}" if more["redis_limit_bytes"] else ""
+        typer.echo(f"Redis uses {sized(more['redis_used_bytes'])}{bound}")
     typer.echo(f"sealed: {stats.sealed or 'no'}")
     at_least = stats.questions_with
     coverage = {"1": at_least[1] - at_least[2]} | {f"{n} or more": at_least[n] for n in (2, 4, 8)}
     if "questions_without" in more:
         coverage = {f"none (of {more['questions_asked']} asked)": int(more["questions_without"])} | coverage
     show_table([{"responses": label, "questions": str(count)} for label, count in coverage.items()])
-    show_table([{"policy": name, "trajectories": str(count)} for name, count in stats.by_policy.items()])
-    show_table([{"verifier": name, "trajectories": str(count)} for name, count in stats.by_verifier.items()])
+    show_table(_by_policy(stats.by_policy))
+    show_table([{"graded by": name, "responses": str(count)} for name, count in stats.by_verifier.items()])
+
+
+def _by_policy(counts: Mapping[str, int]) -> list[dict[str, str]]:
+    """A row for each policy, with the range of its steps; what has no step is a policy of its own."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for label, count in counts.items():
+        name, _, version = label.rpartition("@")
+        step = int(version) if name and version.lstrip("-").isdecimal() else None
+        found.setdefault(label if step is None else name, []).append((-1 if step is None else step, count))
+    rows = []
+    for name, steps in found.items():
+        first, last = min(steps)[0], max(steps)[0]
+        span = "–" if last < 0 else str(first) if first == last else f"{first} to {last}"
+        rows.append({"written by": name, "steps": span, "responses": str(sum(count for _, count in steps))})
+    return rows
 
 
 def _show_measured(measured: Measured) -> None:
@@ -204,7 +220,7 @@ def show(
         tokenizer = tokenizer_of(config, pool)
         found = find(pool, identity)
         if not found:
-            raise PoolError(f"pool {config.pool.name} holds neither a prompt nor a trajectory {identity}")
+            raise PoolError(f"pool {pool.name} holds neither a prompt nor a trajectory {identity}")
         for held in found:
             line = line_of(held)
             if as_json:
@@ -279,7 +295,7 @@ def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequen
     verdict, origin = trajectory.verdict, trajectory.provenance
     told = "" if trajectory.sampled is None else f", {trajectory.sampled_length} of the policy"
     lines = [
-        f"{counted(len(trajectory.tokens), 'token')}{told}, {verdict.status} by {verdict.verifier} {verdict.version}",
+        f"{counted(len(trajectory.tokens), 'token')}{told}, {verdict.status}, graded by {verdict.verifier} {verdict.version}",
         f"policy {origin.policy_digest} version {origin.policy_version}, temperature {origin.sampling.temperature}",
     ]
     if trajectory.metadata:

@@ -20,16 +20,23 @@ from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.hub.resolve import model_directory
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.places import connected, hosted, private_socket, served
+from rlep.services.pool.values import LIVE
 
 
 @contextmanager
 def existing(config: Config) -> Iterator[PoolClient]:
-    """The pool, which must be there. Raises ``PoolError`` where there is none; nothing is made."""
+    """The pool, which must be there. Raises ``PoolError`` where there is none; nothing is made.
+
+    A config with ``replay.source = "live"`` that names no pool means the pool that its run fills, ``<run.name>.live``.
+    """
     if not pool_exists(config):
         raise PoolError(
             f"{config.pool_directory} holds no embedded pool; give the run's config files, --embedded DIR or --redis URL"
         )
-    with served(pool_place(config), deadline=config.pool.deadline_s, minimum=config.replay.minimum) as pool:
+    place = pool_place(config)
+    if config.replay.source == "live" and "name" not in config.pool.model_fields_set:
+        place = replace(place, name=f"{config.run.name}{LIVE}")
+    with served(place, deadline=config.pool.deadline_s, minimum=config.replay.minimum) as pool:
         pool.open(read_only=True)
         yield pool
 

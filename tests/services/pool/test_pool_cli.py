@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -261,6 +262,32 @@ def test_the_export_of_a_sealed_pool_is_imported_sealed(filled: Commands, tmp_pa
         assert pool.sealed == digest
 
 
+def test_stats_show_a_policy_in_one_row_and_a_limit_in_words(rlep: Commands) -> None:
+    name = f"{rlep.name}-steps"
+    written = [("run", 3), ("run", 12), ("teacher", 0)]
+    with rlep.pool(name) as pool:
+        for n, (policy, step) in enumerate(written):
+            answer = rlep.answer(n, rf"\boxed{{{n}}}")
+            origin = replace(answer.provenance, policy_digest=policy, policy_version=step)
+            pool.add([replace(answer, provenance=origin)])
+    rows = [line.split() for line in rlep.ok("stats", name=name).splitlines()]
+    assert "at most 64 responses to a question;" in rlep.ok("stats", name=name)
+    assert [row for row in rows if row[:1] in (["run"], ["teacher"])] == [
+        ["run", "3", "to", "12", "2"],
+        ["teacher", "0", "1"],
+    ]
+
+
+def test_a_config_that_replays_its_own_responses_means_their_pool(rlep: Commands) -> None:
+    with rlep.pool(f"{rlep.name}.live") as pool:
+        pool.add([rlep.answer(0, r"\boxed{1}")])
+    own = [f'run.name="{rlep.name}"', 'replay.source="live"', "replay.count=1", *rlep.place]
+    words = ["pool", "stats", "--json", *(word for text in own for word in ("--set", text)), *rlep.settings]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert (json.loads(result.stdout)["pool"], json.loads(result.stdout)["trajectories"]) == (f"{rlep.name}.live", 1)
+
+
 def test_no_command_about_a_pool_imports_ray(filled: Commands) -> None:
     words = [*filled.settings, "--embedded", str(filled.server.directory), "--name", filled.name]
     program = (
@@ -273,7 +300,7 @@ def test_no_command_about_a_pool_imports_ray(filled: Commands) -> None:
         [sys.executable, "-c", program, "pool", "stats", *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "5 trajectories" in done.stdout
+    assert "5 responses" in done.stdout
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 

@@ -153,10 +153,21 @@ def test_what_git_does_not_track_stays_here_whatever_its_name_unless_the_command
     assert (
         "left out because git does not track them, and the command does not name them: gcp-key.json" in lines(stays)[1]
     )
-    assert lines(stays)[1].endswith("`git add` what the job needs")
+    assert lines(stays)[1].endswith(
+        "`git add` what the job needs (after `git init` where there is no repository; nothing has to be committed)"
+    )
 
 
-def test_a_directory_without_git_is_refused(tmp_path: Path) -> None:
-    tree(tmp_path, ["train.toml"])
-    with pytest.raises(ConfigError, match=r"git does not say which files of .* `git init`"):
+def test_without_a_repository_only_what_the_command_names_goes_along(tmp_path: Path) -> None:
+    tree(tmp_path, ["train.toml", "notes.txt"])
+    assert all_withheld(tmp_path, ["train", "train.toml"]) == {UNTRACKED: ["notes.txt"]}
+
+
+def test_a_repository_that_git_refuses_to_read_is_said(tmp_path: Path) -> None:
+    tree(tmp_path, ["train.toml", ".git/config"])
+    (tmp_path / ".git/config").write_text("[broken")
+    (tmp_path / ".git/HEAD").write_text("ref: refs/heads/main")
+    (tmp_path / ".git/objects").mkdir()
+    (tmp_path / ".git/refs").mkdir()
+    with pytest.raises(ConfigError, match=r"git does not say which files of .* a job may take along: .*bad config"):
         all_withheld(tmp_path, ["train", "train.toml"])

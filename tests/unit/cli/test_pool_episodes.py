@@ -33,7 +33,10 @@ def test_turns_are_marked_and_what_the_environment_wrote_stands_behind_a_bar() -
     tokens = np.array([ord(one) for one in "".join(PARTS)], dtype=np.int32)
     mask = np.repeat([True, False, True], [len(part) for part in PARTS])
     text = described(replace(EXAMPLE, tokens=tokens, sampled=mask), cast("Tokenizer", Letters()))
-    assert f"\n  {len(tokens)} tokens, {len(tokens) - len(PARTS[1])} of the policy, correct by math 2.1\n" in text.plain
+    assert (
+        f"\n  {len(tokens)} tokens, {len(tokens) - len(PARTS[1])} of the policy, correct, graded by math 2.1\n"
+        in text.plain
+    )
     told = ["turn 1", "First:", "calls add", "  a: 2", "│ 42", "│ 43", "turn 2", "It is 42."]
     assert text.plain.split("\n  ")[-len(told) :] == told
     dim = [text.plain[span.start : span.end] for span in text.spans if span.style == "dim"]
