@@ -1,7 +1,8 @@
-"""Weights over the network between GPUs: the trainer's side of vLLM's own NCCL weight transfer. Imports vLLM.
+"""Weights over the network between GPUs: the sender of vLLM's own packed NCCL broadcast. Imports vLLM.
 
-The driver has the generators take part at the same time, so vLLM's calls to them do nothing here. What vLLM lacks is added:
-a barrier with a deadline before every transfer, and an end to a transfer that a dead member holds up.
+vLLM's class for trainers also calls the generators, which the driver does here, and its interface changes with the version
+(0.33 has another ``WeightSource`` than 0.32); the two functions below it do not. What they lack is added: a barrier with a
+deadline before every transfer, and an end to a transfer that a dead member holds up.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from vllm.distributed.weight_transfer import ParamMeta, WeightSource, WeightTransferTrainerFactory
-from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+from vllm.distributed.weight_transfer import nccl_common, packed_tensor
 
 from rlep.core.errors import WeightSyncError, first_line
 from rlep.engines.weights.broadcast import Barrier
@@ -28,8 +28,7 @@ class NcclSender:
     def __init__(self, group: BroadcastGroup, store: dist.TCPStore) -> None:
         """Does nothing yet: ``store`` is the group's, on this machine."""
         self._group, self._barrier = group, Barrier(group, store)
-        self._source = GatheredWeights()
-        self._engine: Any = None
+        self._communicator: Any = None
 
     def send(self, layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Broadcast ``tensors``, which come in the order of ``layout``, in the layout's dtypes.
@@ -40,12 +39,11 @@ class NcclSender:
         """
         port = _free_port(self._group.host)
         self._barrier.open(str(port))
-        self._source.given = layout, tensors
         expired = threading.Event()
         deadline = threading.Timer(self._group.deadline_s, self._abort, [expired])
         deadline.start()
         try:
-            self._transfer(port)
+            self._transfer(port, cast_weights(layout, tensors))
         except WeightSyncError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -59,52 +57,31 @@ class NcclSender:
 
     def close(self) -> None:
         """Leave the group; a transfer that is under way is given up."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.shutdown()
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            communicator.destroy()
 
-    def _transfer(self, port: int) -> None:
+    def _transfer(self, port: int, weights: Iterator[tuple[str, Tensor]]) -> None:
         group = self._group
-        if self._engine is None:
-            info = trainer_info(group, port)
-            self._engine = WeightTransferTrainerFactory.trainer_init(info, client=_Driven(), source=self._source)
-        self._engine.send_weights()
+        if self._communicator is None:
+            place = {"master_address": group.host, "master_port": port, "world_size": group.world_size}
+            self._communicator = nccl_common.trainer_init(place)
+        packed_tensor.packed_nccl_broadcast_producer(
+            weights, self._communicator, 0, lambda weight: weight[1], buffer_size_bytes=NCCL_BUFFER_BYTES
+        )
 
     def _abort(self, expired: threading.Event) -> None:
         expired.set()
         self.close()
 
 
-def trainer_info(group: BroadcastGroup, port: int) -> NCCLTrainerInitInfo:
-    """Description of a group for vLLM's trainer; the workers are told the same by ``sampler.weight_loading.init_info``."""
-    return NCCLTrainerInitInfo(group.host, port, group.world_size, packed_buffer_size_bytes=NCCL_BUFFER_BYTES, rank=0)
+def cast_weights(layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor in the layout's dtype. Raises ``WeightSyncError`` at the first that the layout has not there.
 
-
-class GatheredWeights(WeightSource):
-    """The weights of one transfer as vLLM asks for them: it gathers as many at a time as fill one of its buffers."""
-
-    given: tuple[Sequence[TensorSpec], Iterable[tuple[str, Tensor]]] = ((), ())
-
-    def metadata(self) -> list[ParamMeta]:
-        """Names, dtypes and shapes, in order."""
-        return [ParamMeta(spec.name, getattr(torch, spec.dtype), spec.shape) for spec in self.given[0]]
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor in the layout's dtype. Raises ``WeightSyncError`` at the first that the layout has not there."""
-        for spec, tensor in in_order(*self.given):
-            yield spec.name, tensor.detach().to(getattr(torch, spec.dtype))
-
-
-class _Driven:
-    """vLLM's ``VLLMWeightSyncClient``; the driver calls the generators itself."""
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
-
-    def start_weight_update(self) -> None: ...
-
-    def update_weights(self, update_info: Any) -> None: ...
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+    vLLM takes as many at a time as fill one of its buffers.
+    """
+    for spec, tensor in in_order(layout, tensors):
+        yield spec.name, tensor.detach().to(getattr(torch, spec.dtype))
 
 
 def _free_port(address: str) -> int:

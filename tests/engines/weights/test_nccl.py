@@ -6,9 +6,10 @@ The transfer itself needs two GPUs: python -m pytest tests/engines/sampler/test_
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.weight_loading import init_info, update_info
 from rlep.engines.weights.broadcast import Barrier, Meeting
-from rlep.engines.weights.nccl import GatheredWeights, NcclSender, trainer_info
+from rlep.engines.weights.nccl import NcclSender, cast_weights
 from rlep.engines.weights.weight_update import BroadcastGroup, TensorSpec, WeightUpdate
 
 pytestmark = pytest.mark.timeout(300)
@@ -57,17 +58,20 @@ def test_a_generator_that_does_not_come_is_an_error_on_both_sides_before_any_col
     sender.close()
 
 
-def test_workers_are_told_what_vllms_trainer_would_tell_them() -> None:
-    from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo, worker_init_payload
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+def test_workers_are_told_what_the_sender_does() -> None:
+    from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLWeightTransferUpdateInfo
+    from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
     group = BroadcastGroup("nccl", "10.0.0.1", 4711, "token", 3, 5, 60.0)
-    trainer = trainer_info(group, 40001)
-    assert trainer.packed
-    assert trainer.packed_buffer_size_bytes == 2**28
     told = NCCLWeightTransferInitInfo(**init_info(group, 40001))
-    shared = {name: value for name, value in asdict(trainer).items() if name != "rank"}
-    assert worker_init_payload(told) == shared | {"rank_offset": 3}
+    assert (told.master_address, told.master_port, told.rank_offset, told.world_size) == ("10.0.0.1", 40001, 3, 5)
+    # As vLLM's own trainer packs them, but in buffers of our size: both sides have to cut the weights at the same places.
+    trainer = NCCLTrainerInitInfo("10.0.0.1", 40001, 5, rank=0)
+    defaults = signature(packed_nccl_broadcast_producer).parameters
+    assert told.packed is trainer.packed is True
+    assert told.packed_num_buffers == defaults["num_buffers"].default == trainer.packed_num_buffers
+    assert told.packed_buffer_size_bytes == 2**28
     update = NCCLWeightTransferUpdateInfo(**update_info(WeightUpdate(7, LAYOUT, group, (), 1e-4, (0,) * len(LAYOUT))))
     assert asdict(update) == {
         "names": ["matrix", "half"],
@@ -77,68 +81,66 @@ def test_workers_are_told_what_vllms_trainer_would_tell_them() -> None:
 
 
 def test_vllm_is_given_each_weight_in_the_layouts_order_and_dtype() -> None:
-    source = GatheredWeights()
-    source.given = LAYOUT, iter(WEIGHTS)
-    assert [(meta.name, meta.dtype, meta.shape) for meta in source.metadata()] == [
-        ("matrix", torch.float32, (4, 3)),
-        ("half", torch.bfloat16, (3,)),
-    ]
-    given = dict(source)
+    given = dict(cast_weights(LAYOUT, iter(WEIGHTS)))
+    assert list(given) == ["matrix", "half"]
     assert torch.equal(given["matrix"], MATRIX)
     # 8 bits of precision: 1 + 2^-8 is a tie, which goes to the even 1; 1/3 is between 85.25 and 85.5 of 2^-8
-    assert given["half"].tolist() == [1.0, 1.0, 171 / 512]
-    source.given = LAYOUT, iter(WEIGHTS[1:])
+    assert (given["half"].dtype, given["half"].tolist()) == (torch.bfloat16, [1.0, 1.0, 171 / 512])
     with pytest.raises(WeightSyncError, match="next weight is"):
-        dict(source)
+        dict(cast_weights(LAYOUT, iter(WEIGHTS[1:])))
 
 
 class HeldUp:
-    """vLLM's trainer engine with a member that died in the transfer: it ends when it is shut down, without an error."""
+    """vLLM's communicator with a member that died in the transfer: it ends when it is destroyed, without an error."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
 
-    def send_weights(self) -> None:
+    def broadcast(self) -> None:
         assert self._ended.wait(60)
 
-    def shutdown(self) -> None:
+    def destroy(self) -> None:
         self._ended.set()
 
 
 class Broken(HeldUp):
-    """One whose communicator fails."""
+    """One that fails."""
 
-    def send_weights(self) -> None:
+    def broadcast(self) -> None:
         raise RuntimeError("NCCL error: unhandled system error")
 
 
 @pytest.mark.parametrize(
-    ("engine", "message"),
+    ("communicator", "message"),
     [
         (HeldUp, "the weights were not transferred within 1 s"),
         (Broken, "the transfer over NCCL broke: NCCL error: unhandled system error"),
     ],
 )
 def test_a_transfer_that_a_dead_member_holds_up_or_breaks_is_an_error(
-    engine: Callable[[], HeldUp], message: str, monkeypatch: pytest.MonkeyPatch
+    communicator: Callable[[], HeldUp], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+    from vllm.distributed.weight_transfer import nccl_common, packed_tensor
 
-    def rendezvous(info: Any, *, client: Any, source: Any) -> HeldUp:
-        assert (info.master_address, info.world_size, info.rank, source.metadata()[1].name) == (
-            "127.0.0.1",
-            4,
-            0,
-            "half",
-        )
-        return engine()
+    told: list[dict[str, Any]] = []
 
-    monkeypatch.setattr(WeightTransferTrainerFactory, "trainer_init", rendezvous)
+    def joined(place: dict[str, Any]) -> HeldUp:
+        told.append(place)
+        return communicator()
+
+    def produced(weights: Iterator[tuple[str, Any]], group: HeldUp, src: int, *_: Any, buffer_size_bytes: int) -> None:
+        assert ([name for name, _ in weights], src, buffer_size_bytes) == (["matrix", "half"], 0, 2**28)
+        group.broadcast()
+
+    monkeypatch.setattr(nccl_common, "trainer_init", joined)
+    monkeypatch.setattr(packed_tensor, "packed_nccl_broadcast_producer", produced)
     meeting = Meeting("127.0.0.1", "nccl", 4, 1.0)
     sender = NcclSender(meeting.group, meeting.store)
     with ThreadPoolExecutor(1) as threads:
         ports = threads.submit(Barrier(group_of(meeting, 1)).arrive, range(1, 4))
         with pytest.raises(WeightSyncError, match=message):
             sender.send(LAYOUT, WEIGHTS)
-        assert 1024 <= int(ports.result(60)) < 65536
+        port = int(ports.result(60))
+    assert told == [{"master_address": "127.0.0.1", "master_port": port, "world_size": 4}]
+    assert 1024 <= port < 65536
     sender.close()

@@ -24,6 +24,8 @@ ANSWERS = {0: ["7", "8", "1", "7"], 1: ["1", "2"], 2: ["3", "7"]}
 class Scripted(base.GeneratorInterface):  # type: ignore[name-defined, misc]
     """Answers as the script has them: a token for the digit, and the EOS."""
 
+    routes: Any = None
+
     async def generate(self, input_batch: Any) -> Any:
         about = input_batch["batch_metadata"]
         texts = ANSWERS[about.global_step] * 2 if about.training_phase == "train" else ["9"] * 8
@@ -39,6 +41,9 @@ class Scripted(base.GeneratorInterface):  # type: ignore[name-defined, misc]
             "stop_reasons": ["stop"] * len(texts),
             "rollout_metrics": None,
             "rollout_logprobs": None if about.global_step == 2 else [[-0.5, -0.25] for _ in texts],
+            "trajectory_generation_times": [0.5 for _ in texts],
+            "trajectory_time_splits": {"llm": [0.25 for _ in texts], "env": [0.125 for _ in texts]},
+            "rollout_expert_indices": self.routes,
         }
 
 
@@ -72,8 +77,10 @@ def main() -> None:
     inner = Scripted()
     generator = page.Replaying(inner, page.replayer(tokenizer, "run"), 4)
     told: dict[str, Any] = {"steps": []}
+    outputs = []
     for step in ANSWERS:
         output, uids = step_of(generator, step, "train")
+        outputs.append(output)
         told["steps"].append(
             {
                 "asked": inner.asked,
@@ -84,9 +91,18 @@ def main() -> None:
                 "advantages": advantages(output, uids),
             }
         )
+    # As asynchronous training and dynamic sampling do; step 2 has no log-probs and stays alone.
+    together = preparation.concatenate_generator_outputs(outputs[:2])
+    told["together"] = len(together["response_ids"])
+    told["times"] = (together.get("trajectory_time_splits") or {}).get("llm")
     evaluated, _ = step_of(generator, 2, "eval")
     told["evaluated"] = [ids[0] for ids in evaluated["response_ids"]]
     told["refused"] = refused(tokenizer)
+    inner.routes = [[] for _ in ANSWERS[1] * 2]
+    try:
+        step_of(generator, 1, "train")
+    except ValueError as error:
+        told["unfit"] = str(error)
     sys.stdout.write(json.dumps(told) + "\n")
 
 

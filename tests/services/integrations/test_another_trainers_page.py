@@ -21,34 +21,29 @@ from tests.services.integrations.trl_scene import MODEL
 
 PAGE = ROOT / "docs" / "how-to" / "replay-in-another-trainer.md"
 HERE = Path(__file__).parent
+SKYRL = ["skyrl-gym==0.4.0", "omegaconf", "hydra-core", "antlr4-python3-runtime", "loguru", "torchdata", "jaxtyping"]
+SKYRL += ["wadler-lindig", "tensordict", "func-timeout", "cloudpathlib", "polars", "orjson", "pybase64"]
 NEEDED = {
-    "skyrl": [
-        *(
-            "skyrl==0.3.0",
-            "skyrl-gym==0.4.0",
-            "omegaconf",
-            "hydra-core",
-            "antlr4-python3-runtime",
-            "loguru",
-            "torchdata",
-        ),
-        *("jaxtyping", "wadler-lindig", "tensordict", "func-timeout", "cloudpathlib", "polars"),
-    ],
+    "skyrl 0.3.0": ["skyrl==0.3.0", *SKYRL],
+    "skyrl 0.4.0": ["skyrl==0.4.0", *SKYRL],
     "openrlhf": ["openrlhf==0.11.2", "pylatexenc", "torchdata", "deepspeed==0.19.6", "hjson", "py-cpuinfo"],
 }
 """What the page's lines import of a trainer, without the packages that a checkout of rlep has."""
 
 
-def told_by(trainer: str, folder: Path) -> Any:
+def told_by(needed: str, folder: Path) -> Any:
     """What a trainer's script prints, run with the page's files, the trainer from a package index, and a pool server."""
     packages = folder / "packages"
     look_for_registry()
-    uv("pip", "install", "--no-deps", "--target", packages, "--python", sys.executable, *NEEDED[trainer])
+    trainer, *others = NEEDED[needed]
+    uv("pip", "install", "--no-deps", "--target", packages, "--python", sys.executable, *others)
+    # SkyRL 0.4 asks for Python 3.12; what the page imports of it runs with ours.
+    uv("pip", "install", "--no-deps", "--target", packages, "--python-version", "3.12", trainer)
     for name, text in files(PAGE).items():
         (folder / name).write_text(text)
     with pool_process(folder / "data") as address:
         done = subprocess.run(
-            [sys.executable, HERE / f"{trainer}_page.py", MODEL, folder],
+            [sys.executable, HERE / f"{needed.partition(' ')[0]}_page.py", MODEL, folder],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": f"{folder}:{packages}:{ROOT}", "RLEP_POOL": address, "HF_HUB_OFFLINE": "1"},
             capture_output=True,
@@ -61,8 +56,9 @@ def told_by(trainer: str, folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_skyrl_generates_what_the_pool_lacks(tmp_path: Path) -> None:
-    told = told_by("skyrl", tmp_path)
+@pytest.mark.parametrize("version", ["skyrl 0.3.0", "skyrl 0.4.0"])
+def test_skyrl_generates_what_the_pool_lacks(tmp_path: Path, version: str) -> None:
+    told = told_by(version, tmp_path)
     first, second, third = told["steps"]
     assert [step["asked"] for step in told["steps"]] == [8, 4, 4]
     assert first["answers"] == [7, 8, 1, 7] * 2
@@ -77,6 +73,9 @@ def test_skyrl_generates_what_the_pool_lacks(tmp_path: Path) -> None:
     assert third["advantages"] == [-0.75, 0.25, 0.25, 0.25] * 2  # of rewards by token
     assert told["evaluated"] == [9] * 8
     assert told["refused"] == "replay needs policy_loss_type=regular, and no off_policy_correction"
+    assert told["unfit"] == "replays have no routed experts and no sample support: leave their replay out"
+    if version == "skyrl 0.4.0":
+        assert (told["together"], told["times"]) == (16, [0.25] * 16)
 
 
 @pytest.mark.slow
