@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rlep.core.episodes import played_in
 from rlep.core.errors import MixingError, StaleRolloutError
@@ -92,6 +93,22 @@ def check_replays(
             )
         _check_replay(prompt_id, trajectory, allow_failed, template_digest)
     _check_distinct(prompt_id, "replays with content id", (t.content_id for t in replays))
+
+
+def fitting(prompt_id: str, replays: Sequence[Trajectory], **rules: Any) -> tuple[list[Trajectory], list[str]]:
+    """Return the replays that ``check_replays`` takes by these rules, and why it does not take the others.
+
+    A pool may be filled by many: what one of them put in must not end the runs of the others.
+    """
+    taken, reasons = [], []
+    for replay in replays:
+        try:
+            check_replays(prompt_id, [replay], **rules)
+        except MixingError as error:
+            reasons.append(str(error))
+        else:
+            taken.append(replay)
+    return taken, reasons
 
 
 def _check_counts(

@@ -141,8 +141,8 @@ class ReplayConfig(Section):
     start_step: Count = option(0, requires=[_COUNT])
     """Steps before the first replay."""
     other_template: Literal["refuse", "render"] = option("refuse", requires=[_COUNT])
-    """Stored responses whose prompt was made otherwise, by another ``model.template`` or system prompt: ``refuse`` ends the run,
-    ``render`` trains them after this run's prompt. Those that do not say, such as imported texts, are always taken so."""
+    """Stored responses whose prompt was made otherwise, by another ``model.template`` or system prompt: ``refuse`` leaves them
+    out, ``render`` trains them after this run's prompt. Those that do not say, such as imported texts, are always taken so."""
     failed: Count = option(0, requires=[_COUNT], excludes=[_OFFLINE])
     """Wrong responses mixed in beside the M successes; ``collection.failed`` stores them (paper's ablation: no gain)."""
 

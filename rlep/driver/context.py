@@ -84,5 +84,7 @@ class Step:
     """Prompts that its replays were drawn for: all, or those that its method chose."""
     accepting: int = 0
     """Those of ``asked`` whose fresh responses let replays into their group, whether or not any were stored."""
+    unfit: int = 0
+    """Drawn responses that were left out: this run cannot train on them."""
     candidate_tokens: int = 0
     """Prompt and response tokens of stored responses that were scored to choose among them."""

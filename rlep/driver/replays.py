@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from rlep.algorithms.mixing import fitting
 from rlep.algorithms.packing import answer_batch
 from rlep.algorithms.selection import Candidate, select
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, MixingError
+from rlep.core.plural import counted
 from rlep.core.seeds import seed_for
 from rlep.core.types import ALL, Float64Array, Prompt, Trajectory
 from rlep.driver.context import Step
@@ -56,6 +59,8 @@ def count_wanted(step: Step) -> int:
 async def draw_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
     """Draw up to M successes of each prompt, and up to ``replay.failed`` failures after them; with M = 0 the pool is not asked.
 
+    Responses that this run cannot train on are left out of what was drawn, and counted.
+
     A pure function of the pools' content, seed, step and prompt id; ``least-used`` also of what earlier steps replayed,
     ``most-probable`` and ``least-probable`` also of the step's weights.
     """
@@ -79,7 +84,31 @@ async def draw_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
         failures = _pool(step, step.trainers.failures)
         wrong = await failures.sample(ids, rule.failed, seed=seed_for(seed, "failures"), step=step.number)
         drawn = {prompt_id: (*drawn.get(prompt_id, ()), *wrong.get(prompt_id, ())) for prompt_id in ids}
-    return drawn
+    return _fitting(step, drawn)
+
+
+def replay_rules(step: Step) -> dict[str, Any]:
+    """Return what ``check_replays`` asks of a response that this run trains on."""
+    run, config = step.run, step.run.config
+    return {
+        "tokenizer_digest": run.tokenizer_digest,
+        "template_digest": "" if config.replay.other_template == "render" else run.template_digest,
+        "environment_digest": run.environment_digest,
+        "vocabulary": run.vocabulary,
+        "max_tokens": config.rollout.max_tokens,
+    }
+
+
+def _fitting(step: Step, drawn: Replays) -> Replays:
+    rules, reasons, fit = replay_rules(step) | {"allow_failed": step.run.config.replay.failed > 0}, [], Replays()
+    for prompt_id, replays in drawn.items():
+        fit[prompt_id], wrong = fitting(prompt_id, replays, **rules)
+        reasons += wrong
+    step.unfit += len(reasons)
+    if reasons:
+        count = counted(len(reasons), "replay")
+        step.run.progress.note(f"step {step.number}: {count} left out, which this run cannot train on: {reasons[0]}")
+    return fit
 
 
 def _pool(step: Step, pool: ReplaySource | None) -> ReplaySource:

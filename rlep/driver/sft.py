@@ -9,7 +9,7 @@ from rlep.algorithms.mixing import check_replays
 from rlep.algorithms.packing import answer_batch
 from rlep.core.types import Prompt, SequenceBatch, Trajectory
 from rlep.driver.context import Step
-from rlep.driver.replays import count_wanted, draw_replays
+from rlep.driver.replays import count_wanted, draw_replays, replay_rules
 from rlep.driver.step import StepOutcome
 
 
@@ -55,15 +55,11 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> SupervisedOutcome:
 
 def _check(step: Step, prompt: Prompt, replays: Sequence[Trajectory]) -> None:
     """Refuse what a group of phase 2 refuses. Raises ``MixingError``."""
-    run, rule = step.run, step.run.config.replay
+    rule = step.run.config.replay
     check_replays(
         prompt.id,
         replays,
-        tokenizer_digest=run.tokenizer_digest,
-        template_digest="" if rule.other_template == "render" else run.template_digest,
-        environment_digest=run.environment_digest,
-        vocabulary=run.vocabulary,
-        max_tokens=run.config.rollout.max_tokens,
         allow_failed=rule.failed > 0,
         required=count_wanted(step) if rule.require else 0,
+        **replay_rules(step),
     )

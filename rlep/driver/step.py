@@ -17,7 +17,7 @@ from rlep.algorithms.mixing import mix
 from rlep.core.types import Group, Prompt, Request, SequenceBatch, Trajectory, UpdateOutcome
 from rlep.driver.context import Step
 from rlep.driver.mini_batch import mini_batches, with_old_logprobs
-from rlep.driver.replays import count_wanted, draw_replays
+from rlep.driver.replays import count_wanted, draw_replays, replay_rules
 from rlep.driver.rollout import bars, training_requests
 from rlep.driver.tasks import together
 from rlep.driver.values import ScoredMiniBatch
@@ -109,12 +109,8 @@ def mix_group(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: 
         policy_version=step.number,
         fresh_count=config.rollout.fresh - replaced,
         max_replays=max(0, wanted - len(copies)),
-        tokenizer_digest=step.run.tokenizer_digest,
-        template_digest="" if config.replay.other_template == "render" else step.run.template_digest,
-        environment_digest=step.run.environment_digest,
-        vocabulary=step.run.vocabulary,
-        max_tokens=config.rollout.max_tokens,
         max_staleness=config.rollout.max_staleness,
         allow_failed_replays=config.replay.failed > 0,
         require_replays=config.replay.require,
+        **replay_rules(step),
     )

@@ -124,6 +124,7 @@ def _replays(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group])
     if outcome.step.replays:
         values["pool/hit"] = 1 - stats.groups_without_replays / stats.groups
         values["pool/short"] = stats.groups_short
+        values["replay/unfit"] = outcome.step.unfit
     if replays:
         values["replay/reward"] = stats.replay.score
         values["replay/failed"] = sum(not member.correct for member in replays)

@@ -16,6 +16,8 @@ class Counts:
     """Responses drawn."""
     empty: int = 0
     """Prompts for which replays were wanted and none was there."""
+    unfit: int = 0
+    """Responses drawn and left out, because this run cannot train on them."""
     stored: int = 0
     duplicates: int = 0
     """Successes that the pool held before."""

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
 from rlep.algorithms.live_draws import Births, draw_ids, seen
-from rlep.algorithms.mixing import check_replays
+from rlep.algorithms.mixing import fitting
 from rlep.algorithms.selection import Candidate, select
 from rlep.config.replay import ReplayConfig
 from rlep.core.episodes import played_in
@@ -43,6 +43,9 @@ from rlep.services.pool.values import OTHERS, PoolStats
 
 PAUSE_S = 60.0
 """After a call that a server did not answer: the time until the next one, and between two lines about it."""
+LOOKED_AT = 64
+"""Prompts of which four responses each are looked at before the first draw: where none is of the run's environment and template,
+it does not begin."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Replays = dict[str, tuple[Trajectory, ...]]
@@ -171,7 +174,6 @@ class Replayer:
         Raises:
             PoolError: the pool is of another tokenizer or template, is written by another run that is alive, or holds what an
                 earlier start of this run left.
-            MixingError: a response that this model must not be trained on.
             DeadlineExceeded: the server does not answer, and ``away`` is ``stop``.
         """
         count, prompt_ids = self._rule.count_at(step, self._steps), list(dict.fromkeys(prompts))
@@ -306,9 +308,10 @@ class Replayer:
             raise PoolError(
                 f'pool {pool.name} is sealed, and nothing can be added: source="offline" draws from it, another one is filled'
             )
-        for record in pool.records(limit=1):
-            self._check_environment(trajectory_of(record))
-            self._check_template(trajectory_of(record))
+        looked_at = pool.sample(pool.prompt_page(LOOKED_AT), 4, seed=0, step=0, minimum=1).trajectories()
+        reasons = [self._unlike(member) for members in looked_at.values() for member in members]
+        if reasons and all(reasons):  # single ones are left out of what is drawn
+            raise PoolError(reasons[0])
         if writes and origin.main:
             self._rewind(stats)
         return True
@@ -350,27 +353,32 @@ class Replayer:
             chosen = {
                 name: tuple(self._chosen(step, name, _Held(sample, name, places[name]), count)) for name in places
             }
-        for prompt_id, replays in chosen.items():
-            check_replays(
-                prompt_id,
-                replays,
-                tokenizer_digest=self._origin.tokenizer_digest,
-                vocabulary=self._origin.vocabulary,
-                max_tokens=self._origin.max_tokens,
-                limit=self._origin.limit,
-                environment_digest=self._origin.environment_digest,
-            )
-            for member in replays:
-                self._check_template(member)
-        usable = {prompt_id: self._usable(replays) for prompt_id, replays in chosen.items()}
+        usable = {prompt_id: self._usable(prompt_id, replays) for prompt_id, replays in chosen.items()}
         return {prompt_id: replays for prompt_id, replays in usable.items() if replays}
 
-    def _usable(self, replays: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-        """Leave out responses stored with a reward by which their group's advantages would be 0 or NaN."""
-        usable = tuple(member for member in replays if is_finite(stored_reward(member) or 0.0))
-        if len(usable) < len(replays):
+    def _usable(self, prompt_id: str, replays: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+        """Leave out, and count, what this run cannot train on: others may have stored it.
+
+        That is also a response with a reward by which its group's advantages would be 0 or NaN.
+        """
+        origin = self._origin
+        rules = {
+            "tokenizer_digest": origin.tokenizer_digest,
+            "vocabulary": origin.vocabulary,
+            "max_tokens": origin.max_tokens,
+            "limit": origin.limit,
+            "template_digest": "" if self._rule.other_template == "render" else origin.template_digest,
+            "environment_digest": origin.environment_digest,
+        }
+        fit, reasons = fitting(prompt_id, replays, **rules)
+        usable = tuple(member for member in fit if is_finite(stored_reward(member) or 0.0))
+        reasons += ["its stored reward is not finite"] * (len(fit) - len(usable))
+        self._counts.unfit += len(reasons)
+        if reasons:
             self._warn_once(
-                "pool %s holds responses whose stored reward is not finite: none is replayed", self._pool.name
+                "pool %s holds responses that this run cannot train on, which are left out and counted as unfit; the first: %s",
+                self._pool.name,
+                reasons[0],
             )
         return usable
 
@@ -424,22 +432,21 @@ class Replayer:
         """The step of this run in which a response was born; −1: it is another run's."""
         return member.provenance.policy_version if member.provenance.policy_digest == self._origin.run else -1
 
-    def _check_environment(self, member: Trajectory) -> None:
-        theirs, ours = member.provenance.environment_digest, self._origin.environment_digest
-        if theirs != ours:
-            raise PoolError(
-                f"pool {self._pool.name} holds {played_in(theirs)}; this run's are {played_in(ours)}. Use another pool "
-                "name, or what filled it"
+    def _unlike(self, member: Trajectory) -> str:
+        """Say why a response is of another environment or template than this run's; empty: it is not."""
+        name, provenance, origin = self._pool.name, member.provenance, self._origin
+        if provenance.environment_digest != origin.environment_digest:
+            return (
+                f"pool {name} holds {played_in(provenance.environment_digest)}; this run's are "
+                f"{played_in(origin.environment_digest)}. Use another pool name, or what filled it"
             )
-
-    def _check_template(self, member: Trajectory) -> None:
-        ours = self._origin.template_digest
-        if self._rule.other_template == "refuse" and member.provenance.prompted_otherwise(ours):
-            raise PoolError(
-                f"pool {self._pool.name} holds responses to prompts of chat template {member.provenance.template_digest}; this "
-                f"run's is {ours}. Use another pool name, or the template and its arguments that filled it; "
+        if self._rule.other_template == "refuse" and provenance.prompted_otherwise(origin.template_digest):
+            return (
+                f"pool {name} holds responses to prompts of chat template {provenance.template_digest}; this run's is "
+                f"{origin.template_digest}. Use another pool name, or the template and its arguments that filled it; "
                 'other_template="render" trains them after this run\'s prompts'
             )
+        return ""
 
     def _trajectory(self, step: int, row: Row) -> Trajectory:
         origin = self._origin

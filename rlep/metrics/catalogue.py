@@ -103,6 +103,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("replay/failed", "trajectories", "Wrong ones among them (replay.failed)"),
     Metric("replay/distinct", "trajectories", "Different replays among them"),
     Metric("replay/length_mean", "tokens", "Mean length of the replays in sampled tokens, EOS included"),
+    Metric("replay/unfit", "trajectories", "Drawn responses left out: this run cannot train on them, as its log says"),
     Metric("replay/live", "trajectories", "Replays among them that this run generated itself (replay.source)"),
     Metric("replay/age", "steps", "Mean age of those: steps since they were generated"),
     Metric("live/inserted", "trajectories", "Live replay: new responses that the step added"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from rlep import PoolClient
-from rlep.core.errors import ConfigError, DeadlineExceeded, MixingError, PoolError
-from rlep.core.types import prompt_id_of
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.types import Provenance, prompt_id_of
 from rlep.integrations import replayer as replayer_module
 from rlep.integrations.replayer import Origin, Replayer, Row
 from rlep.integrations.rewards import REWARD
@@ -106,7 +106,10 @@ def test_a_reward_that_is_not_finite_is_not_stored_nor_replayed_and_said_once(
         filled.add(members)
     with caplog.at_level(logging.WARNING, replayer_module.__name__):
         assert tokens(replayer(pool_of(name), origin=replace(ORIGIN, run="later")), 0) == []
-    assert caplog.messages[1:] == [f"pool {name} holds responses whose stored reward is not finite: none is replayed"]
+    assert caplog.messages[1:] == [
+        f"pool {name} holds responses that this run cannot train on, which are left out and counted as unfit; the first: "
+        "its stored reward is not finite"
+    ]
 
 
 def test_a_success_has_a_finite_reward(pool_of: OpenPool) -> None:
@@ -366,14 +369,26 @@ def test_a_pool_of_another_tokenizer_or_template_is_refused_with_both_digests(po
         replayer(pool_of(), origin=replace(ORIGIN, template_digest="other-template", main=False)).draw(0, [B])
 
 
-def test_responses_that_the_model_cannot_take_are_refused(pool_of: OpenPool) -> None:
+def test_responses_that_a_run_cannot_train_on_are_left_out_and_counted(
+    pool_of: OpenPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What others put into a shared pool does not end a run."""
     with pool_of() as pool:
-        born(replayer(pool), 0, [row(1, 2, 3, 99)])
-    others = replace(ORIGIN, main=False)
-    with pytest.raises(MixingError, match=r"has 4 tokens, and max_completion_length is 3"):
-        replayer(pool_of(), origin=replace(others, max_tokens=3)).draw(1, [A])
-    with pytest.raises(MixingError, match=r"token id 99 ≥ vocabulary 64"):
-        replayer(pool_of(), origin=replace(others, vocabulary=64)).draw(1, [A])
+        born(replayer(pool), 0, [row(1, 2, 3, 99), row(7)])
+        member = next(one for one in pool.export() if len(one.tokens) == 1)
+        for digest in ("template_digest", "environment_digest"):
+            foreign = {**asdict(member.provenance), "sampling": member.provenance.sampling, digest: "another"}
+            tokens_of = np.array([len(digest)], np.int32)
+            assert pool.add([replace(member, tokens=tokens_of, provenance=Provenance(**foreign))]).inserted == 1
+    other = replace(ORIGIN, main=False, run="other")
+    for origin in (replace(other, max_tokens=3), replace(other, vocabulary=64)):
+        run = replayer(pool_of(), 4, origin=origin, source="offline")
+        with caplog.at_level(logging.WARNING, replayer_module.__name__):
+            caplog.clear()
+            assert tokens(run, 1) == [(7,)]
+        counts = run.take_counts()
+        assert (counts.rows, counts.unfit, len(caplog.messages)) == (1, 3, 1)
+        assert "holds responses that this run cannot train on" in caplog.messages[0]
 
 
 def test_training_goes_on_without_a_server_and_says_so_once_a_minute(

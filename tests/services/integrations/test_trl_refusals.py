@@ -13,7 +13,7 @@ import pytest
 
 from rlep import PoolClient
 from rlep.config.schema import ModelConfig
-from rlep.core.errors import ConfigError, DeadlineExceeded, MixingError, PoolError, RlepError
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RlepError
 from rlep.core.types import prompt_id_of
 from rlep.engines.tokenizer import Tokenizer
 from rlep.integrations import replayer
@@ -117,15 +117,19 @@ def test_arguments_that_the_template_reads_are_part_of_it(pool_of: OpenPool, tmp
         first_step(brief=True)
 
 
-def test_a_replay_that_is_too_long_or_beyond_the_vocabulary_is_refused(pool_of: OpenPool, tmp_path: Path) -> None:
-    with pool_of() as pool:
-        fill(pool, {name: [[*range(2, 22), 1]] for name in solutions(1)})
-    with pytest.raises(MixingError, match="has 21 tokens, and max_completion_length is 20"):
-        trained(tmp_path, TrlReplay(pool_of(), source="offline", minimum=1), max_steps=1, max_completion_length=20)
-    with pool_of("wide") as pool:
-        fill(pool, {name: [[42, 1]] for name in solutions(1)})
-    with pytest.raises(MixingError, match="token id 42 ≥ vocabulary 42"):
-        trained(tmp_path, TrlReplay(pool_of("wide"), source="offline", minimum=1), max_steps=1)
+def test_a_replay_that_is_too_long_or_beyond_the_vocabulary_is_left_out_and_said(
+    pool_of: OpenPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, stored, reason in (
+        ("long", [*range(2, 22), 1], "has 21 tokens, and max_completion_length is 20"),
+        ("wide", [42, 1], "token id 42 ≥ vocabulary 42"),
+    ):
+        with pool_of(name) as pool:
+            fill(pool, {name: [stored] for name in solutions(1)})
+        replay = TrlReplay(pool_of(name), source="offline", minimum=1)
+        log = trained(tmp_path / name, replay, max_steps=1, max_completion_length=20).log
+        assert [(line["replay/rows"], line["replay/unfit"]) for line in log] == [(0, 2)]
+        assert reason in caplog.text
 
 
 Make = Callable[[TrlReplay], dict[str, Any]]

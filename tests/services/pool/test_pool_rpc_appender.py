@@ -33,15 +33,39 @@ def client_of(server: PoolServer, token: str, pool: str, **options: object) -> P
     return PoolClient(server.address, token=token, pool=pool, **options)  # type: ignore[arg-type]
 
 
-def test_an_appender_states_the_vocabulary_of_a_pool_that_has_no_record_yet(
+def test_an_appender_states_the_vocabulary_of_a_pool_that_it_makes(
     server: PoolServer, trajectory: MakeTrajectory
 ) -> None:
+    with client_of(server, "append-token", "made", vocabulary=300) as own:
+        assert own.add([trajectory("q1", [150])]).inserted == 1
+        assert own.stats().vocabulary == 300
+
+
+def test_an_empty_pool_of_somebody_else_gets_no_vocabulary_from_an_appender(
+    server: PoolServer, trajectory: MakeTrajectory
+) -> None:
+    """One of a single token would refuse what everybody else adds, for good."""
     answer = trajectory("q1", [150])
-    with client_of(server, "append-token", "empty", vocabulary=100) as mistaken:
-        assert mistaken.add([answer]).inserted == 0
-    with client_of(server, "append-token", "empty", vocabulary=300) as right:
-        assert right.add([answer]).inserted == 1
-        assert right.stats().vocabulary == 300
+    with client_of(server, "admin-token", "empty") as owner:
+        owner.open(tokenizer_digest=answer.provenance.tokenizer_digest)
+        with client_of(server, "append-token", "empty", vocabulary=1) as hostile:
+            hostile.open(tokenizer_digest=answer.provenance.tokenizer_digest)
+            assert hostile.add([trajectory("q1", [0])]).inserted == 1
+        assert owner.add([answer]).inserted == 1
+        assert owner.stats().vocabulary is None
+
+
+def test_who_holds_a_lease_is_told_without_the_word_that_ends_it(server: PoolServer) -> None:
+    """An administrator may end the lease of somebody who keeps renewing it."""
+    with client_of(server, "append-token", "held") as one, client_of(server, "append-token", "held") as other:
+        assert one.lease("word-of-one run, process 7 of host", 60) is None
+        who, _ = other.lease("word-of-other run", 60) or ("", 0.0)
+        assert who == "- run, process 7 of host"
+        assert other.lease(who, 0) is not None  # ends nothing
+        with client_of(server, "admin-token", "held") as admin:
+            holder, _ = admin.lease("admin", 1) or ("", 0.0)
+            assert admin.lease(holder, 0) is None
+        assert other.lease("word-of-other run", 60) is None
 
 
 def test_the_vocabulary_of_a_pool_with_records_is_not_an_appenders(

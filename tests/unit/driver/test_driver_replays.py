@@ -136,9 +136,16 @@ async def test_a_run_without_the_pool_it_needs_is_refused() -> None:
         await draw_replays(scene.step(), PROMPTS)
 
 
-async def test_a_step_does_not_train_on_a_token_id_beyond_the_models_vocabulary() -> None:
+async def test_a_step_leaves_out_and_counts_what_it_cannot_train_on() -> None:
+    """What others put into a shared pool does not end a run."""
     beyond = replace(answer_of(PROMPTS[0], 0), tokens=np.array([99_999, 2], np.int32), logprobs=None)
-    scene = scene_with([beyond], "uniform")
-    step = replace(scene.step(0), run=replace(scene.run, vocabulary=10_000))
-    with pytest.raises(MixingError, match=f"prompt {PROMPTS[0].id}: .*token id 99999 ≥ vocabulary 10000"):
-        await run_step(step, PROMPTS)
+    scene = scene_with([beyond, answer_of(PROMPTS[0], 1)], "uniform")
+    step = replace(scene.step(2), run=replace(scene.run, vocabulary=10_000))
+    drawn = await draw_replays(step, PROMPTS)
+    assert [member.content_id for member in drawn[PROMPTS[0].id]] == [answer_of(PROMPTS[0], 1).content_id]
+    assert step.unfit == 1
+    (note,) = scene.progress.notes
+    assert note.startswith(
+        f"step {step.number}: 1 replay left out, which this run cannot train on: prompt {PROMPTS[0].id}"
+    )
+    assert note.endswith("token id 99999 ≥ vocabulary 10000")

@@ -64,10 +64,9 @@ async def test_an_empty_pool_leaves_the_weights_alone() -> None:
     [
         ({"template_digest": "other"}, {}, "template"),
         ({"tokenizer_digest": "other"}, {}, "tokenizer"),
-        ({}, {"rollout": {"max_tokens": 2}}, r"has 3 tokens, and rollout\.max_tokens is 2"),
-        ({}, {"replay": {"count": 5, "require": True}}, "4 replays where 5 are required"),
+        ({}, {"rollout": {"max_tokens": 2}}, "has 3 tokens, and rollout.max_tokens is 2"),
     ],
-    ids=["template", "tokenizer", "too long", "too few"],
+    ids=["template", "tokenizer", "too long"],
 )
 async def test_what_a_group_refuses_is_not_imitated(
     changed: dict[str, str], rule: dict[str, dict[str, object]], message: str
@@ -81,8 +80,16 @@ async def test_what_a_group_refuses_is_not_imitated(
     }
     scene = scene_of(config_of(**rule), pool=FakePool(World(), stored))
     step = scene.step()
-    with pytest.raises(MixingError, match=message):
-        await sft_step(replace(step, run=replace(step.run, template_digest="ours")), PROMPTS)
+    outcome = await sft_step(replace(step, run=replace(step.run, template_digest="ours")), PROMPTS)
+    assert (scene.learner.updates, outcome.step.unfit) == (0, len(PROMPTS) * scene.config.replay.count)
+    assert message in scene.progress.notes[0]
+
+
+async def test_a_prompt_with_fewer_answers_than_are_required_is_refused() -> None:
+    stored = {prompt.id: [answer_of(prompt, n) for n in range(4)] for prompt in PROMPTS}
+    scene = scene_of(config_of(replay={"count": 5, "require": True}), pool=FakePool(World(), stored))
+    with pytest.raises(MixingError, match="4 replays where 5 are required"):
+        await sft_step(scene.step(), PROMPTS)
     assert scene.learner.updates == 0
 
 

@@ -70,7 +70,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
                 writer=request.writer or UNFENCED.name,
                 writer_epoch=epoch,
                 deadline=self._registry.deadline,
-                vocabulary=self._stated(request.vocabulary, caller, name, new=name not in self._registry.names()),
+                vocabulary=self._stated(request.vocabulary, caller, name),
             )
             pool = self._registry.open(name, request.tokenizer_digest or None, options)
             return pb.OpenReply(json=json.dumps(asdict(pool.stats())), epoch=epoch or 0)
@@ -86,8 +86,8 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             if not found:
                 return _add_reply(AddReport(0, 0, tuple(refused)))
             writer = Writer(head.writer, head.epoch) if head.writer else UNFENCED
+            vocabulary = self._stated(head.vocabulary, caller, name)
             pool = self._registry.writer(name, writer, found[0][0].provenance.tokenizer_digest)
-            vocabulary = self._stated(head.vocabulary, caller, name, new=not pool.store.questions())
             entries = _acceptable(pool, found, refused, vocabulary, quarantined=head.quarantined)
             report = pool.set_aside(entries) if head.quarantined else pool.add_entries(entries, call=head.call or None)
             # Only then: it stays for ever, and one that refused every record may be mistaken.
@@ -139,6 +139,8 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
                     f"a lease of {request.milliseconds / 1000:g} s: at most {LONGEST_LEASE_S:g} s, renewed before it ends"
                 )
             holder, seconds = self._registry.lease(name, request.holder, request.milliseconds / 1000) or ("", 0.0)
+            if caller.role(name) < Role.ADMIN:  # whoever knows the holder's word may give its lease back
+                holder = re.sub(r"^\S+", "-", holder)
             return pb.LeaseReply(holder=holder, milliseconds=int(1000 * seconds))
 
     def Export(self, request: pb.ExportRequest, context: Context) -> Iterator[pb.ExportFrame]:
@@ -212,12 +214,13 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
             end(context, code, error, ((ERROR_KEY, type(error).__name__),))
 
-    def _stated(self, vocabulary: int, caller: Caller, name: str, *, new: bool) -> int | None:
-        """The vocabulary that this caller may state of the pool: one that is too small would make records of others unusable.
+    def _stated(self, vocabulary: int, caller: Caller, name: str) -> int | None:
+        """The vocabulary that this caller may state of the pool; one that is too small would refuse the records of others.
 
-        ``new``: nobody has any there.
+        An administrator may, and whoever makes the pool.
         """
-        return vocabulary if vocabulary and (new or caller.role(name) >= Role.ADMIN) else None
+        stating = vocabulary > 0 and (caller.role(name) >= Role.ADMIN or name not in self._registry.names())
+        return vocabulary if stating else None
 
     def _allowed(self, caller: Caller, pool: str, role: Role) -> str:
         """The name of the pool, if the caller has this role there."""
