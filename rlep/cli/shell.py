@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable
 from typing import ParamSpec
 
@@ -13,6 +14,8 @@ from rlep.core.errors import INTERRUPTED, RlepError
 from rlep.core.versions import missing_extra
 
 P = ParamSpec("P")
+_stopping = threading.Event()
+"""The command has said that it stops."""
 
 
 def command_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -20,6 +23,7 @@ def command_errors(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        _stopping.clear()
         try:
             command(*args, **kwargs)
         except RlepError as error:
@@ -38,7 +42,8 @@ def command_errors(command: Callable[P, None]) -> Callable[P, None]:
             _say_error(f"{error.filename or 'the system'}: {error.strerror}")
             raise typer.Exit(1) from None
         except (KeyboardInterrupt, asyncio.CancelledError):
-            typer.echo("interrupted", err=True)
+            if not _stopping.is_set():
+                typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
     return guarded
@@ -52,4 +57,5 @@ def _say_error(text: str) -> None:
 
 def say_stopping() -> None:
     """Tell the user that the command was told to stop and closes what it started."""
+    _stopping.set()
     typer.echo("stopping …", err=True)

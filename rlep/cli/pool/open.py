@@ -86,7 +86,16 @@ def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
     except WrongVersionError as error:
         typer.echo(f"token ids only, without the tokenizer of model.path = {config.model.path}: {error}", err=True)
         return None
-    return tokenizer if tokenizer.digest == pool.stats().tokenizer_digest else None
+    digest = pool.stats().tokenizer_digest
+    if tokenizer.digest != digest:
+        typer.echo(
+            f"token ids only: model.path = {config.model.path} has tokenizer {tokenizer.digest}, pool {pool.name} {digest}. "
+            "A trainer that reads a directory by AutoTokenizer may take its model type's vocabulary and splitting rules in "
+            "place of those in tokenizer.json: save its tokenizer (save_pretrained) and name that directory as model.path",
+            err=True,
+        )
+        return None
+    return tokenizer
 
 
 def matching_tokenizer(config: Config, pool: PoolClient) -> Tokenizer:
