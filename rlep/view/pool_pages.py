@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.served_census import PoolEntry, entries_of_prompt, response_counts, served_client, stats_of
-from rlep.services.pool.values import COVERAGE, PoolPlace, PoolStats
+from rlep.services.pool.values import COVERAGE, PoolPlace, PoolStats, policies
 from rlep.view import rollouts
 from rlep.view.charts import Axis, Drawing, bar_chart
 from rlep.view.pool_places import PoolPlaces, where
@@ -67,6 +67,8 @@ class PoolView:
     notes: Sequence[str]
     chart: Drawing | None = None
     """The coverage."""
+    policies: Sequence[tuple[str, str, int]] = ()
+    """(name, steps, responses) of each policy."""
 
 
 def pools(places: PoolPlaces) -> str:
@@ -168,7 +170,7 @@ def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
     ]
     bars = [(label, float(pool), "c2" if at else "c1") for at, (label, pool, _) in enumerate(rows)]
     chart = bar_chart("Questions by responses", bars, Axis("responses of a question"), Axis("questions"))
-    return PoolView(place.name, where(place), stats, rows, questions, [], chart)
+    return PoolView(place.name, where(place), stats, rows, questions, [], chart, policies(stats.by_policy))
 
 
 def by_count(at_least: Mapping[int, int]) -> list[tuple[str, int]]:

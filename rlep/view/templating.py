@@ -11,8 +11,9 @@ from importlib import resources
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from rlep.core.plural import sized
 from rlep.core.printable import marked
 from rlep.view import words
 from rlep.view.mathematics import Room, typeset
@@ -49,6 +50,14 @@ def shown(value: object) -> str:
     text = "–" if value is None else str(value)
     more = f" … ({len(text)} characters in all)" if len(text) > MOST_TEXT else ""
     return marked(text[:MOST_TEXT]) + more
+
+
+def exact(value: object) -> Markup:
+    """The value of a field, which a form sends back as it is: characters that hide or turn others stand as references."""
+    return Markup("").join(
+        escape(mark) if mark.isprintable() else Markup("&#{};").format(ord(mark))
+        for mark in ("" if value is None else str(value))
+    )
 
 
 def figure(value: object, unit: str = "") -> str:
@@ -89,8 +98,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"shown": shown, "figure": figure, "shade": shade, "formulas": formulas}
-    made.filters |= {"clock": words.clock, "ago": words.ago, "duration": words.duration, "short": words.short}
+    made.filters |= {"shown": shown, "exact": exact, "figure": figure, "shade": shade, "formulas": formulas}
+    made.filters |= {
+        "clock": words.clock,
+        "ago": words.ago,
+        "duration": words.duration,
+        "short": words.short,
+        "size": sized,
+    }
     made.filters |= {"metric": words.label_of, "help": words.help_of, "unit": words.unit_of}
     made.filters |= {"part": _quoted, "link": partial(_quoted, safe="~/")}
     made.globals |= {"static": static}

@@ -76,6 +76,7 @@ def _print_stats(name: str, more: Mapping[str, Any], stats: PoolStats, as_json: 
     from rlep.cli.tables import show_table
     from rlep.core.plural import counted, sized
     from rlep.core.types import ALL
+    from rlep.services.pool.values import policies
 
     if as_json:
         typer.echo(json.dumps({"pool": name} | asdict(stats) | dict(more), indent=2))
@@ -92,23 +93,9 @@ def _print_stats(name: str, more: Mapping[str, Any], stats: PoolStats, as_json: 
     if "questions_without" in more:
         coverage = {f"none (of {more['questions_asked']} asked)": int(more["questions_without"])} | coverage
     show_table([{"responses": label, "questions": str(count)} for label, count in coverage.items()])
-    show_table(_by_policy(stats.by_policy))
+    rows = policies(stats.by_policy)
+    show_table([{"written by": name, "steps": steps, "responses": str(count)} for name, steps, count in rows])
     show_table([{"graded by": name, "responses": str(count)} for name, count in stats.by_verifier.items()])
-
-
-def _by_policy(counts: Mapping[str, int]) -> list[dict[str, str]]:
-    """A row for each policy, with the range of its steps; what has no step is a policy of its own."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for label, count in counts.items():
-        name, _, version = label.rpartition("@")
-        step = int(version) if name and version.lstrip("-").isdecimal() else None
-        found.setdefault(label if step is None else name, []).append((-1 if step is None else step, count))
-    rows = []
-    for name, steps in found.items():
-        first, last = min(steps)[0], max(steps)[0]
-        span = "–" if last < 0 else str(first) if first == last else f"{first} to {last}"
-        rows.append({"written by": name, "steps": span, "responses": str(sum(count for _, count in steps))})
-    return rows
 
 
 def _show_measured(measured: Measured) -> None:

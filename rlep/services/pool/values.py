@@ -38,6 +38,20 @@ def held_verdict(name: str) -> Literal["correct", "wrong"]:
     return "wrong" if name.endswith(FAILURES) else "correct"
 
 
+def policies(counts: Mapping[str, int]) -> list[tuple[str, str, int]]:
+    """(name, steps, responses) of each policy in ``PoolStats.by_policy``, most responses first; a run is one policy."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for label, count in counts.items():
+        name, _, version = label.rpartition("@")
+        found.setdefault(name or label, []).append((int(version) if name else -1, count))
+    rows = []
+    for name, steps in found.items():
+        first, last = min(steps)[0], max(steps)[0]
+        span = "–" if last < 0 else str(first) if first == last else f"{first} to {last}"
+        rows.append((name, span, sum(count for _, count in steps)))
+    return sorted(rows, key=lambda row: (-row[2], row[0]))
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStats:
     """Contents of a pool."""

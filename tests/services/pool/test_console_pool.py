@@ -39,6 +39,11 @@ HELD = (0, 1, 2, 3, 5, 9)
 """Responses that the pool has for each of six questions."""
 
 
+def card(title: str, figure: object) -> str:
+    """The head of a card of a page."""
+    return f'<h2>{title}</h2><div class="big">{figure}</div>'
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("home") / "runs"
@@ -87,7 +92,7 @@ def test_a_pool_is_counted_at_every_address_alike(counted: PoolPlace, tmp_path: 
             assert [entry.quarantined for entry in (*aside, *kept)] == [True, False]
         client = client_of(tmp_path, pools=[place])
         text = page(client, "/pools/0/counted")
-        assert ["Responses", "20"] in Found(text).rows
+        assert card("Responses", 20) in text
         assert token_file.read_text().strip() not in text + page(client, "/pools")
     gone = page(client, "/pools")
     assert "not done within 2 s" in gone
@@ -113,7 +118,7 @@ def test_the_pool_of_a_run_that_a_process_serves(runs: Path, served: Path) -> No
     client = client_of(runs)
     text = page(client, "/runs/runs~a/pool")
     rows = Found(text).rows
-    assert ["Responses", "41"] in rows
+    assert card("Responses", 41) in text
     replays = Counter[str]()
     for step in range(4):
         table = pq.read_table(runs / "a" / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
@@ -170,7 +175,7 @@ def test_a_look_starts_nothing_and_writes_nothing(runs: Path, tmp_path: Path) ->
         (home / "a" / "config.json").write_text('{"pool": {"name": "pool"}, "run": {"name": "a"}}')
         (home / "a" / "events.jsonl").touch()
         before = sorted(os.listdir(home / "a" / "pool"))
-        assert ["Responses", "0"] in Found(page(client_of(home), "/runs/runs~a/pool")).rows
+        assert card("Responses", 0) in page(client_of(home), "/runs/runs~a/pool")
         assert sorted(os.listdir(home / "a" / "pool")) == before
     assert "no process serves its pool now" in page(client_of(home), "/runs/runs~a/pool")
     assert not (place.directory / "pool.sock").exists()

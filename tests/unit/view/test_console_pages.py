@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow.parquet as pq
 import pytest
@@ -323,3 +324,12 @@ def test_runs_are_drawn_over_steps_time_or_compute(tmp_path: Path) -> None:
     assert "<h3>Evaluations: accuracy</h3>" in page(client, "/runs/runs~a")
     for path in ("/compare?run=runs~a&over=%3Cscript%3E", "/compare?over=time"):
         assert_harmless(page(client, path))
+
+
+def test_what_a_field_sends_back_is_exact_and_hides_nothing_in_the_page(client: TestClient) -> None:
+    sought = 'a\u202egnp\u200b"'
+    text = page(client, f"/?q={quote(sought)}")
+    (field,) = re.findall(r'<input[^>]*name="q"[^>]*>', text)
+    assert "\u202e" not in field
+    assert "\u200b" not in field
+    assert html.unescape(field.partition('value="')[2].partition('"')[0]) == sought
