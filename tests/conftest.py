@@ -114,6 +114,8 @@ class Sightings(threading.Thread):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 if is_marked(psutil.Process(pid)):
                     self.own.add(pid)
+                else:
+                    self.own.discard(pid)  # the number of an ended one of ours, given to somebody else
         self._known = now
 
 

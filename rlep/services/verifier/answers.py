@@ -19,7 +19,8 @@ MAX_DEPTH = 40
 _BOX_TAIL = re.compile(r"\\boxed\s*\{([^{}\\]*)\}")
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(
-    r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}[:\uff1a](.*)$",
+    r"^[ \t>#*_\u2192\u2705\u2714\u27a1\ufe0f\U0001f3af\U0001f449-]*(?:the[ \t]+)?(?:final[ \t]+)?answer"
+    r"[ \t]{0,4}[*_]{0,3}[ \t]{0,4}[:\uff1a](.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
 _THINK_ENDS = ("hink", "HINK", "hought", "easoning", "HOUGHT", "EASONING", "<|channel|>")
