@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rlep.services.verifier.quantity import known_unit
 from rlep.services.verifier.words import TEXT
 
 _PIECE = re.compile(r"(?P<word>[^\W\d_]+)|(?P<number>\d+(?:[.:]\d+)*)|(?P<mark>[()\[\]/→?!-])|(?P<skip>[\s,;:&'.]+)")
@@ -35,7 +36,8 @@ def _is_text(latex: str) -> bool:
 def _pieces(latex: str) -> list[str] | None:
     """The words and numbers of plain LaTeX in their order, without commas and *and*; None for anything else."""
     bare = TEXT.sub(r" \1 ", latex)
-    pieces, position, kinds = [], 0, set()
+    pieces: list[str] = []
+    position, kinds = 0, set()
     while match := _PIECE.match(bare, position):
         position = match.end()
         kind, piece = match.lastgroup or "", match.group()
@@ -44,5 +46,9 @@ def _pieces(latex: str) -> list[str] | None:
         kinds.add(kind)
         beside = bare[match.start() - 1 : match.start()] + bare[position : position + 1]
         touches = any(map(str.isdigit, beside))
-        pieces.append(piece if touches or len(piece) < _FOLDED else piece.casefold())
+        behind_number = kind == "word" and bool(pieces) and pieces[-1][0].isdigit()
+        if behind_number and (unit := known_unit(piece)):  # ``ft`` and ``feet``
+            pieces.append(unit)
+        else:
+            pieces.append(piece if touches or len(piece) < _FOLDED else piece.casefold())
     return pieces if position == len(bare) and {"word", "number"} <= kinds else None

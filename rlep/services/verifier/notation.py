@@ -90,6 +90,7 @@ _COMMANDS = (
     (re.compile(r"\\textrm(?=\{)"), r"\\text"),
     (re.compile(r"\\begin\{(?:aligned|align\*?|gathered|split|equation\*?)\}(?:\[[a-z]\])?((?:(?!\\\\|\ue000).)*?)\\end\{[a-z*]+\}",
                 re.DOTALL), lambda match: match.group(1).replace("&", " ")),
+    (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
     (re.compile(r"\\(?:fbox|framebox|ovalbox)\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\(?:checkmark|blacksquare|square|qed)(?![a-zA-Z])\s*\Z"), ""),
     (re.compile(r"\\text\{\s*\.?\s*\}\s*\Z"), ""),

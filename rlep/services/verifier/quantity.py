@@ -202,6 +202,12 @@ def canonical_unit(name: str, power: str | None) -> str | None:
     return f"{unit}^{power}" if power else unit
 
 
+def known_unit(word: str) -> str | None:
+    """``feet`` as ``ft``; None for a word that is no unit of the list, and for single letters but ``h`` and ``s``."""
+    unit = canonical_unit(word, None) if len(word) > 1 or word in "hs" else None
+    return unit if unit in _UNIT_NAMES else None
+
+
 def _in_case(word: str) -> str:
     """A word in lower case, or a symbol as it stands where its case tells units apart: ``mA`` and ``MA``, ``cal`` and ``Cal``."""
     small = word.lower()
