@@ -132,7 +132,7 @@ def evaluate(
     with TerminalProgress() as progress:
         for note in chosen.notes:
             progress.note(note)
-        report = run(chosen.config, chosen.path, chosen.data, out, progress)
+        report = run(chosen.config, chosen.path, chosen.data, out, progress, graded_by=chosen.grader_digest)
     show_evaluation(report, as_json=as_json)
 
 

@@ -14,10 +14,11 @@ from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
 from rlep.core.files import write_json
+from rlep.core.printable import printable
 from rlep.driver.checkpoint import choose_checkpoint
 from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
 from rlep.driver.made_directory import MadeDirectory
-from rlep.driver.run_directory import WRITTEN_LATER
+from rlep.driver.run_directory import WRITTEN_LATER, changed_parts
 from rlep.driver.stored_run import evaluated_config, stored_config
 from rlep.hub.resolve import model_text, resolve
 from rlep.launch.command import (
@@ -44,6 +45,8 @@ class EvaluatedModel:
     """Held-out files: those given, else ``data.evaluation``."""
     notes: tuple[str, ...]
     """Lines for the user: the checkpoint that was taken, and held-out files that are the training file."""
+    grader_digest: str = ""
+    """Of what graded the run; empty: not known."""
 
 
 def choose_model(
@@ -79,13 +82,17 @@ def choose_model(
         return EvaluatedModel(directory, config, held_out, tuple(notes))
     notes = [*left_out, *notes]
     chosen, why = choose_checkpoint(directory / "checkpoints", own.checkpoint.best)
-    return EvaluatedModel(chosen.model, config, held_out, (f"{why} of {directory}: step {chosen.state.step}", *notes))
+    lines = (f"{why} of {directory}: step {chosen.state.step}", *notes)
+    return EvaluatedModel(chosen.model, config, held_out, lines, chosen.state.grader_digest)
 
 
 def evaluate(
-    config: Config, model: Path, data: Sequence[Path], out: Path, progress: CommandProgress
+    config: Config, model: Path, data: Sequence[Path], out: Path, progress: CommandProgress, *, graded_by: str = ""
 ) -> EvaluationReport:
-    """Evaluate a model, a directory or the hub's; write ``evaluation.json`` and ``samples.parquet``."""
+    """Evaluate a model, a directory or the hub's; write ``evaluation.json`` and ``samples.parquet``.
+
+    ``graded_by`` names what graded the run; another grader is said, for its figures are not comparable with the run's.
+    """
     name = f"evaluate-{secrets.token_hex(4)}"  # a run's name is taken on its cluster, where several may be evaluated at once
     sections = {
         "model": config.model.model_copy(
@@ -98,6 +105,9 @@ def evaluate(
     subject = Subject(config, "evaluate", phase=progress.phase)
     inputs = check_inputs(subject, progress.note)
     check_start(subject, progress.note)
+    if graded_by and graded_by != inputs.grader_digest:
+        held, found = changed_parts(graded_by, inputs.grader_digest)
+        progress.note(f"graded by {found}, the run was by {printable(held)[:200]}: their accuracies are not comparable")
     made = MadeDirectory(out)
     try:
         evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)
@@ -108,7 +118,13 @@ def evaluate(
         raise
     rows = evaluated.report.to_json()
     write_json(
-        out / "evaluation.json", {"model": model_text(config.model), "model_digest": inputs.model_digest, "rows": rows}
+        out / "evaluation.json",
+        {
+            "model": model_text(config.model),
+            "model_digest": inputs.model_digest,
+            "grader_digest": inputs.grader_digest,
+            "rows": rows,
+        },
     )
     write_samples(out / "samples.parquet", evaluated, inputs.tokenizer.decode)
     return evaluated.report

@@ -25,7 +25,7 @@ METRIC = "evaluation/all/avg"
 def checkpoint(run: Path, step: int, score: float | None) -> Path:
     path = run / "checkpoints" / f"step-{step:06d}"
     (path / "model").mkdir(parents=True)
-    state = json.dumps(asdict(RunState(step, "d", "t", "", METRIC, score))).encode()
+    state = json.dumps(asdict(RunState(step, "d", "t", "", METRIC, score, grader_digest="math 6, sympy 1.13"))).encode()
     (path / "state.json").write_bytes(state)
     digest = hashlib.blake2b(state, digest_size=16).hexdigest()
     (path / "files.json").write_text(json.dumps({"state.json": digest}))
@@ -45,7 +45,7 @@ def test_the_best_checkpoint_is_taken_where_the_run_kept_one(tmp_path: Path) -> 
     chosen = choose_model(run, [], [], ["evaluation.samples=3"])
     assert chosen.path == best / "model"
     assert chosen.notes == (f"best checkpoint of {run}: step 10",)
-    assert chosen.data == (Path("held.jsonl"),)
+    assert (chosen.data, chosen.grader_digest) == ((Path("held.jsonl"),), "math 6, sympy 1.13")
     assert (chosen.config.rollout.max_tokens, chosen.config.evaluation.samples) == (700, 3)  # the run's, and --set
 
 
@@ -105,6 +105,29 @@ def asked(monkeypatch: pytest.MonkeyPatch, directory: Path, config: Config) -> C
             cast(Any, SimpleNamespace(note=None, phase=None)),
         )
     return found[0]
+
+
+@pytest.mark.parametrize(
+    ("now", "said"), [("math 7, sympy 1.13", ["graded by math 7, the run was by math 6"]), ("", [])]
+)
+def test_another_grader_than_the_run_s_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: str, said: list[str]
+) -> None:
+    notes: list[str] = []
+    before = "math 6, sympy 1.13"
+    monkeypatch.setattr(module, "resolve", lambda config, *_, **__: config)
+    monkeypatch.setattr(module, "check_inputs", lambda *_: SimpleNamespace(grader_digest=now or before))
+    monkeypatch.setattr(module, "check_start", lambda *_: None)
+    monkeypatch.setattr(module, "_evaluate", lambda *_: None)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run_async", stop)
+    progress = cast(Any, SimpleNamespace(note=notes.append, phase=None, stopping=None))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(load_config([], []), tmp_path, [], tmp_path / "out", progress, graded_by=before)
+    assert [note.partition(":")[0] for note in notes] == said
 
 
 def test_training_data_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
