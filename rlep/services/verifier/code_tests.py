@@ -11,6 +11,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -63,7 +64,11 @@ _DEFAULT_RELATIVE = 1e-9  # of math.isclose
 _APPROX_RELATIVE, _APPROX_ABSOLUTE = 1e-6, 1e-12  # of pytest.approx
 
 _MOST_ITEMS = 10**6
-"""Items of a list or text that a test may compute here, before it is computed."""
+"""Items of a list or text that a test may compute here, before it is computed; those of a list in a list count as often as
+it is there."""
+_MOST_IN_ALL = 8 * _MOST_ITEMS
+"""Items that the tests of a reference may compute together."""
+_left: ContextVar[int] = ContextVar("left", default=_MOST_IN_ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +98,10 @@ class CodeTests:
     exchanges: tuple[Exchange, ...] = ()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def read_tests(gold: str) -> CodeTests:
     """A reference. Raises DataError with what is wrong with it, and with which of its tests."""
+    _left.set(_MOST_IN_ALL)
     try:
         found = json.loads(gold)
     except (ValueError, RecursionError):
@@ -310,11 +316,25 @@ def _computed(operation: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(operation, ast.Pow) and isinstance(right, int) and right > 1000:
         raise _Unfit("a power of its numbers is too large")
     items = sum(len(one) for one in (left, right) if isinstance(one, str | bytes | list | tuple))
-    if items * (largest if isinstance(operation, ast.Mult) else 1) > _MOST_ITEMS:
-        raise _Unfit(f"a value of more than {_MOST_ITEMS:,} items")
+    items *= largest if isinstance(operation, ast.Mult) else 1
+    _left.set(_left.get() - items)
+    if items > _MOST_ITEMS or _left.get() < 0:
+        raise _Unfit(f"a value of more than {_MOST_ITEMS:,} items, or {_MOST_IN_ALL:,} in all tests")
     if isinstance(operation, ast.Mod) and isinstance(left, str | bytes):
         raise _Unfit("text is formatted by %")
     try:
-        return _ARITHMETIC[type(operation)](left, right)
+        found = _ARITHMETIC[type(operation)](left, right)
     except ArithmeticError as error:
         raise _Unfit(str(error)) from None
+    if _count_items(found, {}) > _MOST_ITEMS:
+        raise _Unfit(f"a value of more than {_MOST_ITEMS:,} items")
+    return found
+
+
+def _count_items(value: Any, known: dict[int, int]) -> int:
+    """Items of a value and of what is in it; a list that is in it several times counts as often, and is counted once."""
+    if not isinstance(value, list | tuple):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 1 + sum(_count_items(one, known) for one in value)
+    return known[id(value)]
