@@ -55,19 +55,20 @@ class Episodes:
     def begin(self, name: str, columns: str, seed: int) -> CallReply:
         """Make an object and reset it with a row, a JSON object."""
         self._open[name] = _OpenEpisode(None, seed)
-        return self._guarded(name, partial(self._begin, self._open[name], columns))
+        return self._guarded(name, "reset", partial(self._begin, self._open[name], columns))
 
     def call(self, name: str, tool: str, arguments: str) -> CallReply:
         """Call a tool; whatever it raises is text for the policy."""
-        return self._guarded(name, lambda: self._call(self._open[name].environment, tool, arguments))
+        method = tool if tool in self._contract.tools else ""
+        return self._guarded(name, method, lambda: self._call(self._open[name].environment, tool, arguments))
 
     def step(self, name: str, text: str) -> CallReply:
         """Answer a turn."""
-        return self._guarded(name, lambda: self._step(self._open[name].environment, text))
+        return self._guarded(name, "step", lambda: self._step(self._open[name].environment, text))
 
     def end(self, name: str) -> CallReply:
         """Forget an episode; its reward is asked for first, where the class has one."""
-        reply = self._guarded(name, lambda: self._end(self._open[name]))
+        reply = self._guarded(name, "get_reward", lambda: self._end(self._open[name]))
         self._open.pop(name, None)
         return reply
 
@@ -125,7 +126,7 @@ class Episodes:
     def _release(self, episode: _OpenEpisode) -> None:
         """Close the object of an episode that has failed or that nobody awaits: what that raises is told to nobody."""
         try:
-            with self._clock:
+            with self._clock.of("close"):
                 self._close(episode)
         except Overtime:
             self._clock.stop()
@@ -133,14 +134,14 @@ class Episodes:
         except BaseException:  # noqa: BLE001, S110 - the failure before it is the one that is told
             pass
 
-    def _guarded(self, name: str, call: Callable[[], CallReply]) -> CallReply:
+    def _guarded(self, name: str, method: str, call: Callable[[], CallReply]) -> CallReply:
         """Run a part of an episode under the clock, with its own random numbers; one that fails is forgotten."""
         episode = self._open.get(name)
         if episode is None:
             return CallReply(UNKNOWN)
         self._seed(episode)
         try:
-            with self._clock:
+            with self._clock.of(method):
                 return call()
         except Overtime:
             self._clock.stop()
@@ -173,7 +174,7 @@ class Episodes:
             return
         for task in left:
             task.cancel()
-        with suppress(Overtime), self._clock:
+        with suppress(Overtime), self._clock.of(""):
             self._loop.run_until_complete(wait(left, timeout=_HEED_S))
         self._clock.stop()
 

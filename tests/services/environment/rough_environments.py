@@ -81,6 +81,9 @@ class Rough:
         return f"{random.random()} {np.random.random()}"
 
 
+TABLE: list[str] = []
+
+
 class Unspeakable(BaseException):
     """An exception without a text."""
 
@@ -126,6 +129,16 @@ def deaf(_: Rough) -> None:
     collections.deque(itertools.repeat(0), maxlen=0)
 
 
+def build(_: Rough) -> str:
+    """Build a table at its first use, for longer than a call may compute."""
+    if not TABLE:
+        until = time.process_time() + 0.9
+        while time.process_time() < until:
+            pass
+        TABLE.append("built")
+    return TABLE[0]
+
+
 def dead_asleep(_: Rough) -> None:
     """Wait with all signals blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGPROF])
@@ -142,6 +155,7 @@ def thread(_: Rough) -> None:
 
 
 MISDEEDS = {
+    "build": build,
     "loop": loop,
     "sleep": sleep,
     "stubborn": stubborn,

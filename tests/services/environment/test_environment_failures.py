@@ -89,6 +89,15 @@ async def test_a_call_that_only_a_kill_ends_takes_its_neighbours_along(
     assert verdict.status == "crashed"
 
 
+async def test_the_first_call_of_a_method_may_build_what_later_ones_use(make: Make) -> None:
+    rough = await make("Rough", cpu_seconds=0.5, deadline_s=60)
+    await begun(rough, "e")
+    for _ in range(2):
+        assert (await rough.act("e", misbehave("build"))).texts == ("built",)
+    found = await rough.act("e", misbehave("loop"))
+    assert (found.status, found.reason) == ("timeout", "it took more than 0.5 s of CPU time")
+
+
 @pytest.mark.parametrize("how", ["connect", "spawn", "fork", "thread", "write"])
 async def test_a_tool_gets_no_network_process_thread_or_file(make: Make, how: str) -> None:
     rough = await make("Rough")
