@@ -336,5 +336,5 @@ def _count_items(value: Any, known: dict[int, int]) -> int:
     if not isinstance(value, list | tuple):
         return 1
     if id(value) not in known:
-        known[id(value)] = 1 + sum(_count_items(one, known) for one in value)
+        known[id(value)] = max(1, sum(_count_items(one, known) for one in value))
     return known[id(value)]
